@@ -99,7 +99,7 @@ def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, mon
     assert [result["seed"] for result in results] == [2, 0, 1]
 
 
-def test_jobs_of_low_priority_come_last_and_a_divergence_of_before_counts(tmp_path: Path, corpus: Path) -> None:
+def test_low_priority_comes_last_and_divergences_are_kept(tmp_path: Path, corpus: Path) -> None:
     wild, one, two, three = (dataclasses.replace(job, may_diverge=True) for job in jobs(corpus, tmp_path, 4))
     wild.folder.mkdir()
     (wild.folder / "diverged.json").write_text(json.dumps({"fingerprint": wild.recipe.fingerprint()}))

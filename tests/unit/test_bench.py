@@ -81,7 +81,7 @@ def test_bad_input_ends_before_anything_runs(families: list[str], out: str | Non
         bench(families, tmp_path / out if out else None)
 
 
-def test_a_family_without_a_baseline_to_measure_against_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_without_a_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mentalese.compare.bench.recipes_of", lambda name: [get_recipe("gpt2/tiny")])
     with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
         bench(["baselines"], None)

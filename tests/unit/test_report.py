@@ -88,7 +88,7 @@ def test_from_two_to_twelve_models_the_page_is_whole(models: int, seeds: int) ->
     assert bool(bands) == (seeds > 1)
 
 
-def test_the_page_asks_the_network_for_nothing_and_runs_its_own_script_alone() -> None:
+def test_page_makes_no_request_and_runs_only_its_script() -> None:
     text = report(comparison())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & {tag for tag, _ in page.elements}
@@ -123,7 +123,7 @@ def test_phones_and_dark_rooms_are_thought_of() -> None:
     assert '<div class="scroll"><table' in text
 
 
-def test_no_coordinate_is_missing_and_every_curve_ends_where_its_label_says() -> None:
+def test_curves_end_where_their_labels_say() -> None:
     text = report(comparison(3))
     assert not re.search(r"\bnan\b|\binf\b", text)
     for value in ("100.0", "98.0", "96.0"):
@@ -138,7 +138,7 @@ def test_a_run_that_diverged_leaves_a_page_all_the_same() -> None:
     assert not re.search(r"\bnan\b|\binf\b", report(broken))
 
 
-def test_a_perplexity_beyond_all_numbers_has_no_bar_and_spoils_no_others() -> None:
+def test_infinite_perplexity_has_no_bar() -> None:
     diverged, others = comparison(models=3), comparison(models=3)
     row = diverged["rows"][1]
     row["perplexity"]["mean"] = row["runs"][0]["test"]["perplexity"] = row["ratio"] = math.inf
@@ -269,7 +269,7 @@ def test_long_curves_are_thinned_by_averaging() -> None:
     assert sum(thin.y) / len(thin.y) == pytest.approx(sum(losses) / len(losses))
 
 
-def test_a_training_curve_is_the_next_tokens_loss_without_what_is_minimised_besides() -> None:
+def test_training_curve_is_the_next_tokens_loss() -> None:
     one = run("a", 50.0)
     losses = [p["loss"] for p in one["curve"] if "loss" in p]
     one["curve"] = [p | {"loss": p["loss"] + 100, "ntp": p["loss"]} if "loss" in p else p for p in one["curve"]]
@@ -283,7 +283,7 @@ def test_a_curve_is_read_off_the_line_that_is_drawn() -> None:
     assert values == pytest.approx([200, 400, 400])  # half way on a logarithmic scale, the end, and after it
 
 
-def test_stops_are_the_measurements_and_no_more_than_can_be_told_apart() -> None:
+def test_stops_are_measurements_that_stand_apart() -> None:
     few = curve(0, "a", [run("a", 50.0)], "tokens", "validation_perplexity")
     many = curve(1, "b", [run("b", 50.0, steps=20_000)], "tokens", "loss")
     assert stops([few]) == few.x
@@ -291,7 +291,7 @@ def test_stops_are_the_measurements_and_no_more_than_can_be_told_apart() -> None
     assert stops([few, many])[-1] == many.x[-1]
 
 
-def test_at_every_stop_labels_stand_apart_and_tell_the_lines_height() -> None:
+def test_labels_stand_apart_at_every_stop() -> None:
     curves = [curve(i, f"model {i}", [run("m", 50.0 + i, cost=1 + i)], "flops", "loss") for i in range(12)]
     readings = line_chart("Loss", curves, counted("FLOPs"), PERPLEXITY).readings
     assert readings["stops"][-1] == [1000.0, "6T FLOPs"]
@@ -348,7 +348,7 @@ def test_labels_never_overlap_and_keep_their_order(places: list[float]) -> None:
     assert all(b - a >= 16 - 1e-6 for a, b in itertools.pairwise(sorted(found)))
 
 
-def test_a_perplexity_that_is_no_likelihood_says_so_in_table_and_headline() -> None:
+def test_inexact_perplexity_is_labelled() -> None:
     compared = comparison()
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
     assert "98.0 (block-not-causal)" in headline(read(compared["rows"]))
@@ -365,7 +365,7 @@ def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     assert result_rows(read([row]))[0].cells["bits/byte"].text == "-"
 
 
-def test_models_that_are_told_where_sentences_end_are_compared_with_ends_paid_for() -> None:
+def test_given_ends_of_sentences_are_paid_for() -> None:
     compared = comparison(2)
     assert ends_note(read(compared["rows"])) == ""
     for number, row in enumerate(compared["rows"]):
@@ -388,7 +388,7 @@ def test_contexts_that_differ_are_listed() -> None:
     assert contexts_note(read(rows)) == said
 
 
-def test_every_trial_is_shown_and_a_best_value_at_the_edge_is_said() -> None:
+def test_trials_are_shown_with_best_values_at_the_edge() -> None:
     compared = comparison(2)
     rates = [("1e-3", 120.0, False), ("3e-3", 99.0, False), ("0.009", None, True)]
     trials = [{"settings": {"optimizer.learning_rate": r}, "value": v, "extended": e} for r, v, e in rates]
@@ -477,7 +477,7 @@ def test_the_headline_names_who_answers_best() -> None:
     )
 
 
-def test_models_that_answer_nothing_right_leave_a_page_all_the_same() -> None:
+def test_page_of_models_without_right_answers() -> None:
     compared = questions()
     for row in compared["rows"]:
         row["accuracy"] = {"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0}

@@ -95,7 +95,7 @@ def result(scores: dict[str, list[float]], tmp_path: Path) -> dict[str, Any]:
     return {"tasks": [judged], "created": "2026-01-01T00:00:00+00:00"}
 
 
-def test_a_method_closes_the_share_of_the_gap_that_the_levels_say(tmp_path: Path) -> None:
+def test_closed_share_follows_from_the_levels(tmp_path: Path) -> None:
     [judged] = result(SCORES, tmp_path)["tasks"]
     levels = task("topics").levels()
     own = judged["methods"][0]
@@ -252,9 +252,7 @@ def test_text_is_compared_in_bits_per_byte_with_ends_paid_for(tmp_path: Path) ->
     assert "bits per byte; size 1, 3 seeds; " in " ".join(page.split())
 
 
-def test_second_halves_are_what_thoughts_of_first_halves_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_halves_are_scored_given_first_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SUITE["topics"](1.0)
     made = dataclasses.replace(made, spec=made.spec + ",count=50")
     recipe = made.methods[0].recipe

@@ -33,7 +33,7 @@ def parts(document: Document) -> tuple[str, list[str], str]:
 
 
 @pytest.mark.parametrize("recall", [Recall(), Recall(distance=1, keys=1), Recall(distance=20, keys=7, values=3)])
-def test_questions_are_answered_by_a_binding_at_the_distance_and_nothing_nearer(recall: Recall) -> None:
+def test_bindings_stand_at_the_distance_and_not_nearer(recall: Recall) -> None:
     distances = []
     for document in islice(recall.documents("test"), 200):
         words, sentences = document.text.split(), document.segments or ()
@@ -86,7 +86,7 @@ def test_keys_of_the_splits_differ_and_their_words_do_not() -> None:
     assert not asked["train"] & asked["validation"]
 
 
-def test_the_floor_of_recall_is_chance_until_the_window_reaches_the_bindings() -> None:
+def test_recall_floor_is_chance_until_window_reaches_bindings() -> None:
     floors = [Recall(window=window).levels().floor for window in (0, 7, 8, 11, 14)]
     assert floors[0] == floors[1] == 1 / 16
     assert floors[1] < floors[2] < floors[3] < floors[4] == 1
@@ -107,7 +107,7 @@ def reach(question: Question, start: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("spec", ["reachability", "reachability:hops=7-8,nodes=32", "reachability:hops=3,nodes=40"])
-def test_one_candidate_is_reached_in_as_many_steps_as_are_written(spec: str) -> None:
+def test_candidate_is_reached_in_as_many_steps_as_written(spec: str) -> None:
     chosen = task(spec)
     assert isinstance(chosen, Reachability)
     for question, document in zip(islice(chosen.questions("test"), 500), chosen.documents("test")):
@@ -173,7 +173,7 @@ def test_pairs_of_words_are_the_same_questions() -> None:
         assert parts(short) == expected
 
 
-def test_facts_of_one_word_are_the_same_graphs_and_one_token_each(tmp_path: Path) -> None:
+def test_one_word_facts_are_the_same_graphs(tmp_path: Path) -> None:
     sentences, words = (task(f"reachability:hops=3,nodes=11,steps=frontier{more}") for more in ("", ",facts=words"))
     assert isinstance(sentences, Reachability)
     assert isinstance(words, Reachability)
@@ -234,7 +234,7 @@ def test_candidates_look_alike_from_every_distance() -> None:
             assert found[question.target] == found[question.negative_target]
 
 
-def test_no_local_rule_is_above_chance_and_search_answers_everything() -> None:
+def test_search_answers_everything_and_local_rules_nothing() -> None:
     by_hops = {hops: rule_accuracy(islice(Reachability(hops=(hops, hops)).questions("test"), 2000)) for hops in (3, 4)}
     for hops, found in by_hops.items():
         assert found.keys() == RULES.keys()
@@ -310,7 +310,7 @@ def sign(word: str) -> int:
 
 
 @pytest.mark.parametrize("things", [3, 5])
-def test_the_floor_of_composition_is_the_best_guess_from_the_sign(things: int) -> None:
+def test_composition_floor_is_the_best_guess_from_the_sign(things: int) -> None:
     """Enumerated for two permutations, and counted on documents."""
     elements = ["".join(word) for word in permutations("abcde"[:things])]
     counts: dict[int, Counter[str]] = defaultdict(Counter)

@@ -70,7 +70,7 @@ def test_a_document_does_not_depend_on_how_many_are_asked_for() -> None:
         assert first != list(task(f"{name}:count=3,seed=1").documents("train"))
 
 
-def test_options_that_change_documents_change_the_fingerprint_and_their_spelling_does_not() -> None:
+def test_fingerprint_follows_options_not_their_spelling() -> None:
     same = {
         opened(spec).fingerprint for spec in ("recall:count=50", "recall:distance=8,count=50", "recall: count = 50")
     }
@@ -139,14 +139,14 @@ def test_harder_documents_have_no_other_words(name: str) -> None:
     assert harder <= known
 
 
-def test_the_share_of_the_gap_is_0_at_the_floor_and_1_at_the_optimum_in_both_units() -> None:
+def test_closed_share_is_0_at_the_floor_and_1_at_the_optimum() -> None:
     for levels in (Levels(2.0, 3.0, 3.5, "nats"), Levels(1.0, 0.5, 0.5, "accuracy")):
         assert levels.closed(levels.floor) == 0
         assert levels.closed(levels.optimum) == 1
         assert levels.closed((levels.floor + levels.optimum) / 2) == pytest.approx(0.5)
 
 
-def test_the_documentation_has_the_levels_and_an_example_of_every_task() -> None:
+def test_documentation_has_levels_and_example_of_each_task() -> None:
     text = DOCS.read_text()
     for name in TASKS:
         found = task(name).levels()

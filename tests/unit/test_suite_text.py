@@ -88,7 +88,7 @@ def test_a_wider_window_is_a_lower_floor() -> None:
         assert floors[0] > floors[-1] + 0.1
 
 
-def test_a_bigram_counted_on_the_training_documents_reaches_the_floor_and_no_more() -> None:
+def test_counted_bigram_reaches_exactly_the_floor() -> None:
     task = Topics(length=32)
     ids, test, words = task.ids("train"), task.ids("test"), task.symbols
     counts = np.ones((words, words))
@@ -99,7 +99,7 @@ def test_a_bigram_counted_on_the_training_documents_reaches_the_floor_and_no_mor
     assert floor - 0.002 < nats < floor + 0.01
 
 
-def test_documents_of_a_sampler_written_for_this_test_cost_as_much() -> None:
+def test_documents_of_another_sampler_cost_as_much() -> None:
     rng = random.Random(0)
 
     def walk(table: np.ndarray, first: int, length: int) -> list[int]:

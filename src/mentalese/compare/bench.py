@@ -46,12 +46,12 @@ PEAK_BF16_FLOPS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """The denominator of MFU; `None` for a device that is not in the table (every CPU)."""
+    """Return the denominator of MFU; `None` for a device that is not in the table (every CPU)."""
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
 
 
 def _at_its_last_stage(recipe: Recipe) -> Recipe:
-    """A recipe of questions at the end of its curriculum: earlier stages may have no latents."""
+    """Return a recipe of questions at the end of its curriculum: earlier stages may have no latents."""
     if not recipe.layout.questions:
         return recipe
     return dataclasses.replace(recipe, layout=recipe.layouts()[-1], phases=())
@@ -72,7 +72,7 @@ class Contender:
         self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
 
     def train(self, steps: int) -> float:
-        """Lexical tokens per second over the next `steps` optimiser steps."""
+        """Return lexical tokens per second over the next `steps` optimiser steps."""
         run, start = self.run, self.run.state.step
         _synchronise()
         began = time.perf_counter()
@@ -84,7 +84,7 @@ class Contender:
         return (run.plan.position(start + steps).tokens - run.plan.position(start).tokens) / seconds
 
     def generate(self) -> float:
-        """New tokens per second, greedy, all prompts in one batch."""
+        """Return new tokens per second, greedy, all prompts in one batch."""
         began = time.perf_counter()
         saved = self.run.as_saved(self.recipe.layout)
         saved.generate(self.prompts, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
@@ -92,12 +92,12 @@ class Contender:
         return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)
 
     def flops_per_token(self) -> float:
-        """Training FLOPs per lexical token, over all steps so far."""
+        """Return training FLOPs per lexical token, over all steps so far."""
         return self.run.flops / self.run.plan.position(self.run.state.step).tokens
 
 
 def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> dict[str, Any]:
-    """Both recipes in turns; the first turn of each warms up and is not counted.
+    """Measure both recipes in turns; the first turn of each warms up and is not counted.
 
     Returns:
         `ours` and `baseline` (tokens per second as median, min and max; FLOPs per token; MFU; peak memory), and `ratio`

@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mentalese.formatting import by_next_token, round_numbers, short_count
-from mentalese.html import Cell, Row
 
 HEIGHT = 260  # px of a plot
 LINE = 16  # px between two labels
 POINTS = 200  # maximum of a line
 STOPS = 120  # maximum of places at which the values of a chart are shown
 COLOURS = 6  # of the palette; further models reuse them with dashes, or as rings
-TABLE_ROWS = 12  # maximum
 
 
 class Shape(NamedTuple):
@@ -55,7 +53,6 @@ class Chart:
     Attributes:
         scale: a remark about the axes.
         axis: the unit below the horizontal axis.
-        table: its values.
         readings: its values for the page's script: `stops`, each a horizontal coordinate and its text, and for each of
             `lines` its `name`, the number of stops before its end (`runs`), and at each stop `y`, the `place` and the
             `text` of its label (`None` before it begins).
@@ -68,7 +65,6 @@ class Chart:
     labels: list[Label]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-    table: list[Row]
     readings: dict[str, Any] = field(default_factory=dict)
     height: int = HEIGHT
 
@@ -235,7 +231,6 @@ def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) 
         [Label(c.model, at_y(c.y[-1]), down.show(c.y[-1]), c.label) for c in curves],
         across.ticks(at_x, 0, right, 1001),
         down.ticks(at_y, low, high, HEIGHT),
-        _table(places, values, curves, across, down),
         {
             "stops": [[round(at_x(x), 1), across.words(x)] for x in places],
             "lines": _readings(places, values, curves, down, at_y),
@@ -263,20 +258,6 @@ def _readings(
             line["place"].append(place)
             line["text"].append(None if value is None else down.show(value))
     return lines
-
-
-def _table(
-    places: list[float], values: list[list[float | None]], curves: list[Curve], across: Measure, down: Measure
-) -> list[Row]:
-    count = min(TABLE_ROWS, len(places))
-    rows = sorted({round(i * (len(places) - 1) / max(count - 1, 1)) for i in range(count)})
-    return [
-        Row(
-            across.show(places[i]),
-            {c.label: Cell("" if value is None else down.show(value)) for c, value in zip(curves, values[i])},
-        )
-        for i in rows
-    ]
 
 
 # -- quality against cost ----------------------------------------------------------------------------------------------
@@ -325,10 +306,6 @@ def scatter(title: str, points: list[Point], across: Measure, down: Measure, *, 
         [Label(p.model, at_y(p.y), down.show(p.y) + p.mark, p.label, across.show(p.x)) for p in points],
         across.ticks(at_x, x_low, x_high, 1000),
         down.ticks(at_y, y_low, y_high, HEIGHT),
-        [
-            Row(p.label, {"quality": Cell(down.show(p.y), p.y), across.unit: Cell(across.show(p.x), p.x)})
-            for p in points
-        ],
     )
 
 

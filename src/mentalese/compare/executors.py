@@ -1,4 +1,4 @@
-"""Where trainings run: processes of this machine, or jobs of a cluster.
+"""Executors of trainings: processes of this machine, or jobs of a cluster.
 
 Each training has one thread on a CPU, or one GPU, so its result does not depend on how many run at once. An order (a
 recipe and a folder) is sent, and only errors come back: results are in the run folders, which all machines have to see.

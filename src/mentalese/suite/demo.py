@@ -36,7 +36,7 @@ TRIED = 40  # first documents or questions of the test split, from which example
 
 
 def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
-    """Trains the models of `DEMO` that `out` does not contain yet, and writes `demo.json` and `index.html` into it.
+    """Train the models of `DEMO` that `out` does not contain yet, and write `demo.json` and `index.html` into it.
 
     Args:
         out: gets a folder and a page per model.
@@ -69,7 +69,7 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
 
 
 def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
-    """A model's scores and examples; its page is written next to its folder."""
+    """Return a model's scores and examples; its page is written next to its folder."""
     models = {
         label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
         for label, control in CONTROLS.items()
@@ -103,7 +103,7 @@ def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
 
 
 def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
-    """Each token with its number of streams at the end; none if the model does not fork."""
+    """Return each token with its number of streams at the end; none if the model does not fork."""
     if not trace.streams:
         return []
     layer, kept = trace.streams["layer"], trace.streams["kept"]
@@ -114,7 +114,7 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
 def _answered(
     own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]
 ) -> list[dict[str, Any]]:
-    """Different questions with the right answer and both models'; first those that only thoughts answer."""
+    """Return different questions with the right answer and both models'; first those that only thoughts answer."""
     examples = {}
     for a, b in zip(first, second, strict=True):
         question = str(own.tokenizer.decode(split.segment(split.document_segments[a.document]))).strip()
@@ -123,7 +123,7 @@ def _answered(
 
 
 def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
-    """Texts with what thoughts are worth at each token; if answers count, each with the tokens that both predict."""
+    """Return texts with the worth of thoughts at each token; if answers count, with the tokens that both predict."""
     examples = []
     made = task(part.task.spec)
     for document in list(made.documents("test"))[: TRIED // 4]:
@@ -147,5 +147,5 @@ def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
 
 
 def _worth(example: dict[str, Any]) -> tuple[bool, bool]:
-    """Sorts what only thoughts get right first, what nobody gets right last; texts keep their order."""
+    """Return a key that sorts answers that only thoughts get right first; texts keep their order."""
     return example.get("right") != example.get("with"), example.get("right") == example.get("without")

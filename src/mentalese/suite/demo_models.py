@@ -29,7 +29,7 @@ class Shown:
 
 
 def _mechanism(task: SuiteTask, name: str, tokens: int, learning_rate: float) -> Recipe:
-    """The first method of a task, trained on fewer tokens."""
+    """Return the first method of a task, trained on fewer tokens."""
     recipe = task.methods[0].recipe
     return dataclasses.replace(
         recipe,

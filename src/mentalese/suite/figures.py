@@ -17,7 +17,7 @@ _CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the 
 
 
 def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
-    """The tasks of a `suite.json` on a corpus, whose optimum nobody knows, or those of generated text."""
+    """The tasks of a `suite.json` on a corpus, whose optimum is unknown, or those of generated text."""
     path = only_path(paths, figure)
     try:
         tasks = read_json(Path(path))["tasks"]

@@ -1,4 +1,4 @@
-"""What a task of the suite is made of: methods and their roles, small decoders, controls."""
+"""Parts of a task of the suite: methods and their roles, small decoders, controls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SuiteTask:
     """A task with everything that is compared on it.
 
     Attributes:
-        spec: of `mentalese.suite.tasks.task`; or of a corpus, `file:..`, whose optimum nobody knows: then the first
+        spec: of `mentalese.suite.tasks.task`; or of a corpus, `file:..`, whose optimum is unknown: then the first
             method's mean is the floor, and 0 bits per byte the optimum.
         methods: the first one's FLOPs are the budget of the others, if `match` says so.
         match: see `mentalese.compare.compare`.
@@ -73,33 +73,33 @@ class SuiteTask:
 
 
 def width(size: float) -> int:
-    """64 channels at size 1, in steps of 16."""
+    """Return 64 channels at size 1, in steps of 16."""
     return max(16, round(64 * size / 16) * 16)
 
 
 def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
-    """A plain decoder with rotary positions."""
+    """Return a plain decoder with rotary positions."""
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
 def rotary(channels: int, layers: int, context: int) -> dict[str, Any]:
-    """A small Llama."""
+    """Return a small Llama."""
     mlp, theta = 3 * channels, 10_000.0
     return llama(channels, 4, layers=layers, mlp=mlp, key_value_heads=4, tied=True, context=context, theta=theta)
 
 
 def swapped(model: dict[str, Any]) -> dict[str, Any]:
-    """The control of most mechanisms: thoughts of another text."""
+    """Return the control of most mechanisms: thoughts of another text."""
     return model | {"thought_control": "swapped"}
 
 
 def removed(model: dict[str, Any]) -> dict[str, Any]:
-    """No thoughts, at their cost."""
+    """Return the model without thoughts, at their cost."""
     return model | {"thought_control": "removed"}
 
 
 def scaled(model: dict[str, Any]) -> dict[str, Any]:
-    """The model with initial weights that follow its width."""
+    """Return the model with initial weights that follow its width."""
     if "backbone" in model:
         return model | {"backbone": scaled(model["backbone"])}
     return model | {"initializer_range": initial_weights(model.get("hidden_size") or model["n_embd"])}

@@ -36,7 +36,7 @@ INFERENCE: dict[str, Any] = {
     "slow_grad": "final",
     "initial_log_variance": 0.0,
 }
-"""How Latent Thought Models infer thoughts: the release's settings, from the prior's variance.
+"""Inference of thoughts by Latent Thought Models: the release's settings, from the prior's variance.
 
 With `noise=fixed` thoughts fit one draw. Prefix scores use that draw, but a bound takes another: on `topics` it is
 worse than a uniform guess, and on `text`, whose scores are bounds, about 0.19 bits per byte are this. Algorithm 1 draws
@@ -45,7 +45,7 @@ noise at each step.
 
 
 def documents(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
-    """A method on a task of texts; one document per row."""
+    """Return a method on a task of texts; one document per row."""
     defaults: dict[str, Any] = {
         "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
         "layout": PerDocument(sequence_length=128, batch_size=32),
@@ -93,7 +93,7 @@ answer, chance 2.77) unless it has a curriculum: 1M tokens at two and 1M at four
 
 
 def gestalt(size: float) -> dict[str, Any]:
-    """Four layers, of which the first two make a sentence's vector.
+    """Return four layers, of which the first two make a sentence's vector.
 
     Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
     large as those of other activations: it repairs the release's sentence head at a small width. The paper's own
@@ -115,7 +115,7 @@ def gestalt(size: float) -> dict[str, Any]:
 
 
 def forgetful(model: dict[str, Any]) -> dict[str, Any]:
-    """Thought Gestalt without its memory."""
+    """Return Thought Gestalt without its memory."""
     read = ("memory_size", "gate_init", *RELEASED_HEAD)
     return {name: value for name, value in model.items() if name not in read} | {"memory": "none"}
 
@@ -177,7 +177,9 @@ def composed(size: float) -> SuiteTask:
 
 
 def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
-    """Concepts of 4 tokens, read from the embeddings and added after the final norm of both, as in the authors' GPT-2.
+    """Return concepts of 4 tokens, read from the embeddings and added after the final norm of both.
+
+    As in the authors' GPT-2.
 
     Without the norm, concepts of other layers diverge on `text` at the rates that suit the decoder, and those of the
     embeddings drown them on `phrases`. With the paper's weights of its losses, 1, or with 100 for its codes, they

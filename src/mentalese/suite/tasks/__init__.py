@@ -22,7 +22,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task(spec: str) -> Task:
-    """A task by its name, with its options if there are any: `topics`, `recall:distance=8,keys=16`.
+    """Return a task by its name, with its options if there are any: `topics`, `recall:distance=8,keys=16`.
 
     Raises:
         InputError: no such task or option, or a value that an option cannot have.

@@ -1,4 +1,4 @@
-"""What every task of the suite has: options, documents in three splits, and three computed levels."""
+"""Base class of the suite's tasks: options, documents in three splits, and three computed levels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_WORDS = 100_000
 
 @dataclass(frozen=True)
 class Levels:
-    """What a score on the test split of a task is measured by.
+    """Scores on the test split of a task that others are measured by.
 
     Attributes:
         optimum: of the best possible model.
@@ -42,7 +42,7 @@ class Levels:
     unit: Literal["nats", "accuracy", "bits per byte"]
 
     def closed(self, score: float) -> float:
-        """The share of the gap between floor and optimum that a score closes; below 0 for scores under the floor."""
+        """Return the share of the gap between floor and optimum that a score closes; below 0 under the floor."""
         return (self.floor - score) / (self.floor - self.optimum)
 
 
@@ -70,41 +70,41 @@ class Task(ABC):
         self.check_range("count", 1, MOST_DOCUMENTS)
 
     def check(self, option: str, condition: bool, remedy: str) -> None:
-        """Raises `InputError` unless an option is as it has to be."""
+        """Raise `InputError` unless an option meets its condition."""
         value = getattr(self, option)
         shown = f"{value[0]}-{value[1]}" if isinstance(value, tuple) else value
         require(condition, f"{option} of builtin:{self.name}", shown, remedy)
 
     def check_range(self, option: str, least: int, most: int) -> None:
-        """Raises `InputError` unless an option is a number, or two, from `least` to `most`."""
+        """Raise `InputError` unless an option is a number, or two, from `least` to `most`."""
         value = getattr(self, option)
         low, high = value if isinstance(value, tuple) else (value, value)
         self.check(option, least <= low <= high <= most, f"set {least} to {most}")
 
     def size(self, split: str) -> int:
-        """How many documents a split has."""
+        """Return the number of documents of a split."""
         return self.count if split == "train" else HELD_OUT[split]
 
     def documents(self, split: str) -> Iterator[Document]:
-        """The documents of a split, made as one goes."""
+        """Generate the documents of a split."""
         return islice(self.generate(split), self.size(split))
 
     @abstractmethod
     def generate(self, split: str) -> Iterator[Document]:
-        """The documents of a split without an end."""
+        """Generate documents of a split without an end."""
 
     @abstractmethod
     def levels(self) -> Levels:
-        """The three levels on the documents of the test split."""
+        """Return the three levels on the documents of the test split."""
 
     # -- what is random ------------------------------------------------------------------------------------------------
 
     def key(self, *parts: object) -> str:
-        """What a random generator is seeded with."""
+        """Return the seed of a random generator."""
         return " ".join(map(str, (self.name, self.version, self.seed, *parts)))
 
     def owner(self, content: str) -> str:
-        """The split that a content belongs to, whatever the seed: 80% are for training, 10% each for the others."""
+        """Return the split of a content, whatever the seed: 80% are for training, 10% each for the others."""
         share = _number(f"{self.name} {content}") / 2**64
         return next(split for split, bound in _SHARES.items() if share < bound)
 
@@ -125,7 +125,7 @@ class MarkovText(Task):
     @property
     @abstractmethod
     def visible(self) -> int:
-        """How many tokens the floor sees before the one that it predicts."""
+        """Number of tokens that the floor sees before the one that it predicts."""
 
     @property
     @abstractmethod
@@ -139,11 +139,11 @@ class MarkovText(Task):
 
     @abstractmethod
     def sample(self, key: str, documents: int) -> np.ndarray:
-        """Indices of words, int64 [documents, length]."""
+        """Return indices of words, int64 [documents, length]."""
 
     @abstractmethod
     def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """log p(x_start .. x_{stop-1}), all other words of the document unknown; natural, float64 [documents]."""
+        """Return log p(x_start .. x_{stop-1}), all other words of a document unknown; natural, float64 [documents]."""
 
     def generate(self, split: str) -> Iterator[Document]:
         words = [f" {word}" for word in self.vocabulary]
@@ -155,13 +155,13 @@ class MarkovText(Task):
             block += 1
 
     def ids(self, split: str) -> np.ndarray:
-        """The words of a split's documents as indices, without the leading ones, int64 [documents, length]."""
+        """Return the words of a split's documents as indices, without the leading ones, int64 [documents, length]."""
         index = {word: i for i, word in enumerate(self.vocabulary)}
         skip = len(self.leading)
         return np.array([[index[word] for word in document.text.split()[skip:]] for document in self.documents(split)])
 
     def nats(self, ids: np.ndarray, visible: int) -> np.ndarray:
-        """-log p of each word given the last `visible` words before it; float64 [documents, length]."""
+        """Return -log p of each word given the last `visible` words before it; float64 [documents, length]."""
         length = ids.shape[1]
         found = np.empty(ids.shape)
         for stop in range(1, length + 1):
@@ -170,7 +170,7 @@ class MarkovText(Task):
         return found
 
     def levels(self, start: int = 0) -> Levels:
-        """See `Task.levels`; of the words from place `start` on alone, given all before them."""
+        """See `Task.levels`; only of the words from place `start` on, given all before them."""
         ids = self.ids("test")
         words = ids.shape[1] - start if start else ids.shape[1] + len(self.leading)
         floor = float(self.nats(ids, self.visible)[:, start:].sum(1).mean()) / words
@@ -179,12 +179,12 @@ class MarkovText(Task):
 
 
 def uniforms(key: str, *shape: int) -> np.ndarray:
-    """Numbers in [0, 1) that depend on `key` alone; float64."""
+    """Return numbers in [0, 1) that depend only on `key`; float64."""
     return np.random.Generator(np.random.PCG64(_number(key))).random(shape)
 
 
 def draw(table: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """The index that each number in [0, 1) selects from its distribution.
+    """Return the index that each number in [0, 1) selects from its distribution.
 
     Args:
         table: probabilities [rows, outcomes]
@@ -195,12 +195,12 @@ def draw(table: np.ndarray, chance: np.ndarray) -> np.ndarray:
 
 
 def _number(key: str) -> int:
-    """64 bits of sha256: Python's own hash differs by process."""
+    """Return 64 bits of sha256: Python's own hash differs by process."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
 
 def syllables(count: int) -> tuple[str, ...]:
-    """Made-up words of two letters, `ba` to `zu`; at most 100."""
+    """Return made-up words of two letters, `ba` to `zu`; at most 100."""
     return tuple(c + v for c in "bcdfghjklmnprstvwxyz" for v in "aeiou")[:count]
 
 
@@ -208,7 +208,7 @@ def syllables(count: int) -> tuple[str, ...]:
 
 
 def with_options(task: type[Task], options: str) -> Task:
-    """The task with options as they are written in a source: `distance=8,keys=16`, a range as `hops=3-4`.
+    """Return the task with options as they are written in a source: `distance=8,keys=16`, a range as `hops=3-4`.
 
     Raises:
         InputError: no such option, one that is written twice, or a value that it cannot have.
@@ -227,7 +227,7 @@ def with_options(task: type[Task], options: str) -> Task:
 
 
 def _value(where: str, value: str, default: Any) -> Any:
-    """An option's value, of the type of its default."""
+    """Return an option's value, of the type of its default."""
     if isinstance(default, str):
         return value
     numbers = value.split("-") if isinstance(default, tuple) else [value]

@@ -89,7 +89,7 @@ class Composition(Task):
 
     @staticmethod
     def group(document: Document) -> int:
-        """How many permutations a document multiplies."""
+        """Return the number of permutations that a document multiplies."""
         return len((document.segments or ("",))[0].split()) - 1
 
     def levels(self) -> Levels:

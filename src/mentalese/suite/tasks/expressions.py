@@ -127,7 +127,7 @@ def distributions(deepest: int) -> list[np.ndarray]:
 
 
 def _outermost(values: list[np.ndarray], depth: int) -> float:
-    """How often the best guess from the outermost bracket is right, at one depth."""
+    """Return how often the best guess from the outermost bracket is right, at one depth."""
 
     def known(part: int) -> list[np.ndarray]:
         return list(np.eye(MODULUS)) if part == 0 else [values[part]]

@@ -347,7 +347,7 @@ def rule_accuracy(questions: Iterable[Question]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _View:
-    """What lies around, as sets of nodes in bits: `forward[person][f]`, `back[candidate][b]`; the root is first."""
+    """Neighbourhoods, as sets of nodes in bits: `forward[person][f]`, `back[candidate][b]`; the root is first."""
 
     people: list[int]
     forward: list[list[int]]
@@ -371,7 +371,7 @@ def _views(question: Question) -> _View:
 
 
 def _rings(neighbours: dict[int, int], start: int) -> list[int]:
-    """What lies within 0 to 4 steps."""
+    """Return the nodes within 0 to 4 steps."""
     found = [1 << start]
     for _ in range(4):
         found.append(found[-1])
