@@ -426,8 +426,8 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
             {"backbone": {"model_type": "gpt2", "n_embed": 8}},
             r"coconut.backbone.n_embed: gpt2 has no such field.*n_embd",
         ),
-        ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\): use some of read, forget, write"),
-        ({"gate_biases": (0.0,)}, "coconut.gate_biases is .* use three"),
+        ({"gates": ("read", "reset")}, r"coconut.gates is \('read', 'reset'\)"),
+        ({"gate_biases": (0.0,)}, "coconut.gate_biases is"),
         ({"write_passes": 0}, "coconut.write_passes is 0: set at least 1"),
     ],
 )

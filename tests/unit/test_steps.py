@@ -181,10 +181,10 @@ def test_the_decoder_starts_as_the_first_layers_of_a_trained_backbone(backbone: 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"step_decoder_layers": 0}, "coconut.step_decoder_layers is 0: set at least 1"),
-        ({"step_decoder_layers": 3}, "coconut.step_decoder_layers is 3: set at most the backbone's 2"),
-        ({"step_decoder_layers": 1, "mode": "pause"}, "step_decoder_layers is 1: latents of this mode are no hidden"),
-        ({"step_weight": 2.0}, "coconut.step_weight is 2.0: it weighs the step decoder's loss; set"),
+        ({"step_decoder_layers": 0}, "coconut.step_decoder_layers is 0: set 1 to 2"),
+        ({"step_decoder_layers": 3}, "coconut.step_decoder_layers is 3: set 1 to 2"),
+        ({"step_decoder_layers": 1, "mode": "pause"}, "step_decoder_layers is 1: latents of mode 'pause'"),
+        ({"step_weight": 2.0}, "coconut.step_weight is 2.0: set step_decoder_layers too"),
         ({"step_decoder_layers": 1, "step_weight": -1.0}, "coconut.step_weight is -1.0: set at least 0"),
     ],
 )

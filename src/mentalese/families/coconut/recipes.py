@@ -26,8 +26,6 @@ from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 
 GATES = ("read", "forget", "write")
-METHODS = ("cot", "no-cot", "icot", "no-thoughts", "pause", "pause-curriculum", "coconut", "agclr")
-"""AGCLR's and what it is compared with; `method` also knows `sim-cot`."""
 TITLES = {
     "cot": "the steps written out",
     "no-cot": "the answer alone",
@@ -39,7 +37,9 @@ TITLES = {
     "agclr": "AGCLR",
     "sim-cot": "SIM-CoT on Coconut",
 }
-PROSQA_BIASES = (-0.28, -1.5, -0.28)
+METHODS = tuple(name for name in TITLES if name != "sim-cot")
+"""AGCLR and what it is compared with."""
+PROSQA_BIASES = [-0.28, -1.5, -0.28]
 """Of the read, forget and write gate: sigmoid gives .43, .18, .43 (Table 3)."""
 
 
@@ -83,7 +83,7 @@ class Curriculum:
 
 
 def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> Recipe:
-    """The recipe, whose model is a decoder, as one of `TITLES`.
+    """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
         fields: of `CoconutConfig`.
@@ -96,30 +96,28 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
         "no-thoughts": {"stages": stages},
         "pause": {"stage": 1, "latents": stages * per_step},
     }
-    layout = changes.get(name, {"stages": stages, "latents_per_step": per_step})
-    phases: tuple[Phase, ...] = () if name in ("cot", "no-cot", "pause") else curriculum.phases()
-    if name == "icot":
-        phases = curriculum.implicit_phases()
-    model, made = recipe.model, dataclasses.replace(recipe.layout, **layout)
+    layout = dataclasses.replace(recipe.layout, **changes.get(name, {"stages": stages, "latents_per_step": per_step}))
+    model = recipe.model
     if name in ("pause", "pause-curriculum", "coconut", "agclr", "sim-cot"):
         mode = {"pause-curriculum": "pause", "sim-cot": "coconut"}.get(name, name)
-        model = {"model_type": "coconut", "mode": mode, "backbone": recipe.model, **fields}
+        model = {"model_type": "coconut", "mode": mode, "backbone": model, **fields}
     if name == "sim-cot":
         model["step_decoder_layers"] = layers(recipe.model)
-        made = QuestionSteps(**{field.name: getattr(made, field.name) for field in dataclasses.fields(made)})
+        layout = QuestionSteps(**{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)})
+    phases = curriculum.implicit_phases() if name == "icot" else curriculum.phases()
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{name}",
         description=f"{recipe.description}: {TITLES[name]}",
         model=model,
-        layout=made,
-        phases=phases,
+        layout=layout,
+        phases=() if name in ("cot", "no-cot", "pause") else phases,
         baseline=None if name == "cot" else f"{recipe.name}-cot",
     )
 
 
 def layers(model: dict[str, Any]) -> int:
-    """A decoder's, from its fields; GPT-2 has 12 where they say nothing."""
+    """Return the number of a decoder's layers; GPT-2's default is 12."""
     return model.get("num_hidden_layers", model.get("n_layer", 12))
 
 
@@ -169,29 +167,25 @@ GRAPHS = Curriculum(stages=6, latents_per_step=1, epochs=5, removed_tokens=2, st
 
 
 def named(recipe: Recipe, curriculum: Curriculum) -> list[Recipe]:
-    """All methods; AGCLR has the recipe's own name."""
-    made = {name: method(recipe, name, curriculum) for name in METHODS}
-    own = dataclasses.replace(made.pop("agclr"), name=recipe.name, baseline=f"{recipe.name}-coconut")
-    return [own, *made.values()]
+    """Return all methods; AGCLR has the recipe's own name."""
+    *others, agclr = [method(recipe, name, curriculum) for name in METHODS]
+    return [dataclasses.replace(agclr, name=recipe.name, baseline=f"{recipe.name}-coconut"), *others]
 
 
 def graphs() -> list[Recipe]:
-    """Those of `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
-    recipe = Recipe(
+    """Return those of `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
+    recipe = dataclasses.replace(
+        TINY,
         name="coconut/graphs",
         description="4 layers of width 64 from scratch on small graphs, 14 epochs",
-        model=DECODER,
         data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400"),
-        layout=QuestionAnswer(sequence_length=512),
-        optimizer=OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, schedule="constant"),
         train=TrainConfig(epochs=14, log_every=100),
-        evaluation=EvaluationConfig(metric="accuracy", max_documents=200, answer_tokens=40, batch_size=50),
+        evaluation=dataclasses.replace(TINY.evaluation, max_documents=200, batch_size=50),
     )
     curriculum = Curriculum(stages=2, latents_per_step=1, epochs=5, removed_tokens=2, step_tokens=22)
-    made = {name: method(recipe, name, curriculum) for name in METHODS if name != "agclr"}
     paid = dataclasses.replace(recipe, model=recipe.model | {"intermediate_size": 175})
-    made["agclr"] = method(paid, "agclr", curriculum, gate_biases=list(PROSQA_BIASES))
-    return list(made.values())
+    others = [method(recipe, name, curriculum) for name in METHODS if name != "agclr"]
+    return [*others, method(paid, "agclr", curriculum, gate_biases=PROSQA_BIASES)]
 
 
 # ---------------------------------------------------------------------------------------------------- the paper's own
@@ -255,49 +249,42 @@ def sim_cot() -> list[Recipe]:
     return [dataclasses.replace(recipe, baseline=baseline) for baseline, recipe in made.items()]
 
 
+def compared(recipe: Recipe, curriculum: Curriculum, **fields: Any) -> list[Recipe]:
+    """Return all of `METHODS`; the fields are those of AGCLR."""
+    return [method(recipe, name, curriculum, **(fields if name == "agclr" else {})) for name in METHODS]
+
+
 def table1() -> list[Recipe]:
-    """Every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20 epochs."""
-    graphs = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
-    sets = [
-        (gsm8k("table1-gsm8k"), WORD_PROBLEMS, {}),
-        (hotpotqa(), WORD_PROBLEMS, {}),
-        (
-            paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128),
-            graphs,
-            {"gate_biases": list(PROSQA_BIASES)},
-        ),
-    ]
-    made = []
-    for recipe, curriculum, fields in sets:
-        for name in METHODS:
-            made.append(method(recipe, name, curriculum, **(fields if name == "agclr" else {})))
-        made += [without_curriculum(one) for one in made[-2:]]
-    prosqa, _, fields = sets[2]
+    """Return every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20
+    epochs."""
+    prosqa = paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128)
     longer = dataclasses.replace(
         prosqa,
         name="coconut/table1-prosqa-long",
         description=f"{prosqa.description}, 5 epochs a stage",
         train=dataclasses.replace(prosqa.train, epochs=50),
     )
-    made += [
-        method(longer, name, dataclasses.replace(graphs, epochs=5), **(fields if name == "agclr" else {}))
-        for name in METHODS
+    stages = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
+    sets = [
+        compared(gsm8k("table1-gsm8k"), WORD_PROBLEMS),
+        compared(hotpotqa(), WORD_PROBLEMS),
+        compared(prosqa, stages, gate_biases=PROSQA_BIASES),
     ]
+    made = [recipe for methods in sets for recipe in (*methods, *map(without_curriculum, methods[-2:]))]
+    made += compared(longer, dataclasses.replace(stages, epochs=5), gate_biases=PROSQA_BIASES)
     return [dataclasses.replace(recipe, paper="Table 1") for recipe in made]
 
 
 def ablations() -> list[Recipe]:
-    """AGCLR on HotpotQA without one gate (Table 2), with the memory frozen after pass 2 (Figure 5), and with the other
-    gates at the start (Table 3)."""
-    [full] = [recipe for recipe in table1() if recipe.name == "coconut/table1-hotpotqa-agclr"]
-    changes: list[tuple[str, str, str, dict[str, Any]]] = [
-        *(
-            (f"table2-no-{gate}", f"without the {gate} gate", "Table 2", {"gates": [g for g in GATES if g != gate]})
-            for gate in GATES
-        ),
-        ("figure5-freeze", "the memory frozen after pass 2", "Figure 5", {"write_passes": 2}),
-        ("table3-prosqa", "ProsQA's gates at the start", "Table 3", {"gate_biases": list(PROSQA_BIASES)}),
-    ]
+    """Return AGCLR on HotpotQA without one gate (Table 2), with the memory frozen after pass 2 (Figure 5), and with the
+    other gates at the start (Table 3)."""
+    full = method(hotpotqa(), "agclr", WORD_PROBLEMS)
+    changes: dict[str, tuple[str, str, dict[str, Any]]] = {
+        f"table2-no-{gate}": (f"without the {gate} gate", "Table 2", {"gates": [g for g in GATES if g != gate]})
+        for gate in GATES
+    }
+    changes["figure5-freeze"] = "the memory frozen after pass 2", "Figure 5", {"write_passes": 2}
+    changes["table3-prosqa"] = "ProsQA's gates at the start", "Table 3", {"gate_biases": PROSQA_BIASES}
     return [
         dataclasses.replace(
             full,
@@ -307,7 +294,7 @@ def ablations() -> list[Recipe]:
             baseline=full.name,
             paper=where,
         )
-        for name, text, where, fields in changes
+        for name, (text, where, fields) in changes.items()
     ]
 
 
