@@ -365,7 +365,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return self._all_trained(output, self.concept_stream)
 
     def _add_step_loss(self, output: LossOutput, batch: Batch, encoded: CoconutEncoded) -> None:
-        """Adds the step decoder's loss on what the latents of a batch stand for, if there is such a decoder."""
+        """Add the loss of the step decoder, if there is one, on the steps that the latents of a batch stand for."""
         if self.step_decoder is None:
             return
         if "steps" not in batch:
@@ -381,31 +381,31 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
 
     @staticmethod
     def _all_trained(output: LossOutput, module: nn.Module | None) -> LossOutput:
-        """The output, with a gradient for all of a module's weights, be it zero."""
+        """Return the output, with a gradient, perhaps zero, for all weights of a module."""
         if module is not None:
             output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
         return output
 
     def start_from_backbone(self) -> None:
-        """What a trained decoder inside gives to the rest."""
+        """Copy layers of a trained backbone to the step decoder."""
         if self.step_decoder is not None:
             self.step_decoder.start_from(self.backbone)
 
-    def _said(self, labels: Tensor) -> Tensor:
-        """Labels without those of latents, which nothing predicts."""
+    def _targets(self, labels: Tensor) -> Tensor:
+        """Return labels without those of latents, which nothing predicts."""
         return labels.masked_fill(labels == self.config.latent_token_id, IGNORED)
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `LanguageModel.next_token_loss`; a latent is never a target."""
-        return super().next_token_loss(hidden, self._said(labels), weights)
+        return super().next_token_loss(hidden, self._targets(labels), weights)
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """See `LanguageModel.next_token_nll`; zero at latents."""
-        return super().next_token_nll(hidden, self._said(labels))
+        return super().next_token_nll(hidden, self._targets(labels))
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
         """See `LanguageModel.scored_labels`: those of latents are not scored."""
-        return self._said(super().scored_labels(batch, estimator))
+        return self._targets(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
         ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -421,14 +421,14 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return 2 * len(ids) * (body + latents + ids.shape[1] * self.output_weight().numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `LanguageModel.training_flops`; those of the step decoder count here alone."""
+        """See `LanguageModel.training_flops`; only here those of the step decoder count."""
         flops = super().training_flops(batch, **settings)
         if self.step_decoder is not None:
             flops += 3 * self.step_decoder.flops(batch, self.output_weight().numel())
         return flops
 
     def _latent_weights(self) -> int:
-        """Weights of the maps that every latent goes through beside the backbone's."""
+        """Return the number of weights that multiply a latent, without the backbone's."""
         return 0 if self.concept_stream is None else len(self.concept_stream.gates) * self.config.hidden_size**2
 
     # ------------------------------------------------------------------------------------- traces
@@ -465,7 +465,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 trace.curves[name] = torch.cosine_similarity(by_pass[:1], by_pass, dim=-1)
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
-        """The likeliest tokens, were the vector [d] a final hidden state."""
+        """Return the likeliest tokens if the vector [d] were a final hidden state."""
         logits = self.get_output_embeddings()(vector.to(self.backbone.dtype))
         best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
         return tuple(zip(best.indices.tolist(), best.values.tolist()))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionSteps(QuestionAnswer):
-    """`qa`, whose training batches also have what `written_steps` returns.
+    """Layout `qa`, whose training batches also have the tensors of `written_steps`.
 
     Attributes:
         latents: the number of latents at every stage, one per step; `None`: it follows from `latents_per_step`.
@@ -52,7 +52,7 @@ class QuestionSteps(QuestionAnswer):
         *,
         left: bool = False,
     ) -> Batch:
-        """As `qa`, to be trained on with the steps."""
+        """Return a batch of `qa`, to train on with the steps."""
         batch = super().assemble(split, rows, tokenizer, scored, left=left)
         if scored is not None or left:
             return batch
@@ -63,7 +63,7 @@ class QuestionSteps(QuestionAnswer):
 
 
 def no_steps(kind: str, split: Split) -> InputError:
-    """The error for a layout that learns from written steps, where no question has any."""
+    """Return the error of a layout that learns from written steps, where no question has any."""
     return InputError(
         f"layout is {kind!r}, which learns from written steps: none of the {len(split.document_bytes):,} training "
         "questions has any; use questions with steps, or a recipe that learns from answers, such as coconut/tiny-no-cot"
@@ -73,7 +73,7 @@ def no_steps(kind: str, split: Split) -> InputError:
 def written_steps(
     split: Split, start: np.ndarray, stop: np.ndarray, latents: np.ndarray, per_step: int, first_row: int = 0
 ) -> Batch:
-    """The steps that latents replace, in the order of both; the last latents replace all steps that are left.
+    """Return the steps that latents replace, in their order; the last latents replace all steps that are left.
 
     Args:
         start, stop: [rows], where in the store the steps of each row are.

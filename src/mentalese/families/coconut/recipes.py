@@ -45,7 +45,7 @@ PROSQA_BIASES = [-0.28, -1.5, -0.28]
 
 @dataclasses.dataclass(frozen=True)
 class Curriculum:
-    """How latents replace steps.
+    """A curriculum in which latents replace steps.
 
     Attributes:
         stages: the last stage that may leave steps; the stage after it leaves none.
@@ -62,7 +62,7 @@ class Curriculum:
     step_tokens: int
 
     def phases(self) -> tuple[Phase, ...]:
-        """Coconut's: stage s from epoch s * `epochs` on; the last one is all latent."""
+        """Return Coconut's phases: stage s from epoch s * `epochs` on; the last one is all latent."""
         return tuple(
             Phase(
                 start=stage * self.epochs,
@@ -74,7 +74,7 @@ class Curriculum:
         )
 
     def implicit_phases(self) -> tuple[Phase, ...]:
-        """iCoT's: some tokens more each epoch."""
+        """Return iCoT's phases: some tokens more each epoch."""
         removed = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
         return tuple(
             Phase(start=epoch, clock="epochs", layout={"stage": tokens}, reset_optimizer=True)
@@ -122,7 +122,7 @@ def layers(model: dict[str, Any]) -> int:
 
 
 def without_curriculum(recipe: Recipe) -> Recipe:
-    """All latents and no step from the first epoch on (Coconut's "w/o curriculum")."""
+    """Return the recipe with all latents and no step from the first epoch on (Coconut's "w/o curriculum")."""
     assert isinstance(recipe.layout, QuestionAnswer)
     layout = dataclasses.replace(recipe.layout, stage=recipe.layout.stages + 1)
     return dataclasses.replace(
@@ -195,7 +195,7 @@ GPT2_HUB = "hub:openai-community/gpt2"
 
 
 def paper(name: str, source: str, description: str, epochs: int, answer_tokens: int) -> Recipe:
-    """Section 4.2: GPT-2, AdamW at a constant 1e-4 (B.1 says 5e-5), weight decay 0.01, 128 a step, no clipping."""
+    """Return section 4.2: GPT-2, AdamW at a constant 1e-4 (B.1: 5e-5), weight decay 0.01, 128 a step, no clipping."""
     return Recipe(
         name=f"coconut/{name}",
         description=description,
@@ -222,8 +222,10 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
 
 
 def hotpotqa() -> Recipe:
-    """With two paragraphs a question, a few records are longer than GPT-2's 1,024 positions less an answer's 256.
-    Validation asks 500 questions drawn at random, as in appendix B."""
+    """Return GPT-2 on HotpotQA. Validation has 500 questions drawn at random, as in appendix B.
+
+    With two paragraphs per question, a few records are longer than GPT-2's 1,024 positions less an answer's 256.
+    """
     recipe = paper("table1-hotpotqa", "hotpotqa:data/hotpotqa", "GPT-2 on HotpotQA", 15, 256)
     return dataclasses.replace(
         recipe,
@@ -236,12 +238,12 @@ WORD_PROBLEMS = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_token
 
 
 def gsm8k(name: str) -> Recipe:
-    """GPT-2 on GSM8K-Aug."""
+    """Return GPT-2 on GSM8K-Aug."""
     return paper(name, "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96)
 
 
 def sim_cot() -> list[Recipe]:
-    """SIM-CoT on Coconut, each beside the Coconut of the same setting."""
+    """Return SIM-CoT on Coconut, each beside the Coconut of the same setting."""
     made = {
         "coconut/tiny-coconut": method(TINY, "sim-cot", SMALL_GRAPHS),
         "coconut/table1-gsm8k-coconut": method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS),

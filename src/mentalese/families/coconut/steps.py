@@ -1,6 +1,6 @@
 """SIM-CoT (Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317): latents predict their steps.
 
-In training alone, a second decoder reads the latents that replace a written step and predicts the step, token by token:
+Only in training, a second decoder reads the latents that replace a written step and predicts the step, token by token:
 it reads `z_1 .. z_c, s_1 .. s_{S-1}` and predicts `s_1 .. s_S`. Its loss reaches the latents, and through them the
 model. A prediction never runs it.
 
@@ -39,7 +39,7 @@ class StepDecoder(nn.Module):
         self.body.set_input_embeddings(nn.Identity())  # it reads vectors
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """Final hidden states [M, S, d] that predict the tokens of steps.
+        """Return final hidden states [M, S, d] that predict the tokens of steps.
 
         Args:
             latents: [M, c, d].
@@ -52,12 +52,12 @@ class StepDecoder(nn.Module):
         return output.last_hidden_state[:, latents.shape[1] - 1 :]
 
     def start_from(self, backbone: Any) -> None:
-        """Takes over the decoder's first layers, its positions and its final norm."""
-        known = backbone.base_model.state_dict()
-        self.body.load_state_dict({name: known[name] for name in self.body.state_dict()})
+        """Copy the decoder's first layers, its positions and its final norm."""
+        weights = backbone.base_model.state_dict()
+        self.body.load_state_dict({name: weights[name] for name in self.body.state_dict()})
 
     def flops(self, batch: Batch, head: int) -> int:
-        """Of a forward pass over a batch's steps.
+        """Return the FLOPs of a forward pass over a batch's steps.
 
         Args:
             head: weights of the head.
@@ -71,16 +71,16 @@ class StepDecoder(nn.Module):
 def step_loss(
     decoder: StepDecoder, batch: Batch, latents: list[Tensor], embed: nn.Module, head: Tensor | nn.Module
 ) -> Tensor:
-    """The mean negative log-likelihood of the tokens of all steps of a batch, 0 if it has none (L_step).
+    """Return the mean negative log-likelihood of the tokens of all steps of a batch, 0 if it has none (L_step).
 
     Args:
         batch: `steps`, `step_rows`, `step_latents`, see `questions.written_steps`.
-        latents: [rows, d] a pass, what each latent was read as.
+        latents: [rows, d] per pass, the inputs of latents.
         embed, head: the model's.
     """
     steps = batch["steps"]
     if not steps.numel():
         return torch.zeros((), device=steps.device)
-    own = torch.stack(latents, dim=1)[batch["step_rows"][:, None], batch["step_latents"]]
-    hidden = decoder(own, embed(steps.clamp(min=0)))
+    of_steps = torch.stack(latents, dim=1)[batch["step_rows"][:, None], batch["step_latents"]]
+    hidden = decoder(of_steps, embed(steps.clamp(min=0)))
     return linear_cross_entropy(hidden.flatten(0, 1), head, steps.flatten())

@@ -4,7 +4,7 @@
     student   question, <start>, latents, <end>, ### answer
 
 A batch has the teachers' rows first, then the students' in the same order. Both end in the same tokens, so that the
-model finds the token before the answer, `###`, in both. Whatever is scored or asked is a student.
+model finds the token before the answer, `###`, in both. Scores and answers are those of students.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mentalese.data.split import Split
 
 MARK = "###"
-"""What comes before every answer; its token is the one whose hidden states are brought together."""
+"""The text before every answer; the hidden states of its token are brought together."""
 
 
 @dataclass(frozen=True, kw_only=True)

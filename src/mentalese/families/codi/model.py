@@ -1,13 +1,13 @@
 """CODI (Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation").
 
 Latents are Coconut's, read through a map of two layers and a norm, and so are passes, cache and generation
-(`coconut.model`). What is CODI's own is how they learn. A batch has pairs of rows, see `layout`:
+(`coconut.model`). Only the way in which they learn is CODI's own. A batch has pairs of rows, see `layout`:
 
     first half    question | steps                    | ### answer      teacher
     second half   question | start  latents  end      | ### answer      student
 
-Both halves are read at once. The student's hidden states of all layers at `###` are drawn to the teacher's. All of it
-is found in the tokens: rows of any other kind are trained as what they are, without distillation.
+Both halves are read at once. The student's hidden states of all layers at `###` are drawn to the teacher's. Pairs
+are recognised by their tokens: rows of any other kind are trained without distillation.
 
 Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
 """
@@ -66,7 +66,7 @@ class CodiForCausalLM(CoconutForCausalLM):
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor:
         """Return [R, L]: the targets of a row share a weight of 1."""
         super().target_weights(batch, **settings)
-        targets = (self._said(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
+        targets = (self._targets(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
         return (1 / targets)[:, None].expand(batch["labels"].shape)
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
@@ -87,8 +87,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         return self._all_trained(output, self.projection)
 
     def _distances(self, batch: Batch, encoded: CoconutEncoded) -> Tensor:
-        """[H]: of each pair the mean over layers of |sg(h_teacher) - h_student| over the standard deviation of
-        h_teacher (Eq. 4), 0 where rows are no pair."""
+        """Return [H], the mean over layers of |sg(h_teacher) - h_student| / std(h_teacher) (Eq. 4); 0 without pair."""
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)
@@ -104,17 +103,18 @@ class CodiForCausalLM(CoconutForCausalLM):
 
 
 def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Tensor]:
-    """Where the token before the answer is, and which rows are pairs; a GPU is not waited for.
+    """Return the columns of the tokens before the answers, and the rows that are pairs; no GPU is waited for.
 
     A pair is row h without and row H + h with latents, after the same question. What follows the latents' end in the
     second row ends the first one too, and begins with the token.
 
     Args:
-        ids, real: [R, L], tokens, and bool, which of them are no padding.
+        ids: [R, L].
+        real: bool [R, L], the tokens that are not padding.
         latent: the token of latents.
 
     Returns:
-        int64 [2 H], a column of each row, any one where rows are no pair; and bool [H].
+        int64 [2 H], a column of each row, any one where rows are not a pair; and bool [H].
     """
     half, length = len(ids) // 2, ids.shape[1]
     column = torch.arange(length, device=ids.device)
@@ -123,12 +123,12 @@ def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Te
     is_latent = (ids == latent) & (column < tokens[:, None])
     teacher, student = slice(half), slice(half, 2 * half)
     question = torch.where(is_latent, column, length).amin(1)[student] - 1
-    own = torch.where(is_latent, column, -1).amax(1)[student] + 2
-    theirs = tokens[teacher] - tokens[student] + own
+    student_at = torch.where(is_latent, column, -1).amax(1)[student] + 2
+    teacher_at = tokens[teacher] - tokens[student] + student_at
     same = ((ids[teacher] == ids[student]) | (column >= question[:, None])).all(1)
     is_pair = is_latent[student].any(1) & ~is_latent[teacher].any(1) & same
-    is_pair &= (own < tokens[student]) & (theirs >= question)
-    at = torch.cat((theirs, own)).clamp(0, length - 1)
+    is_pair &= (student_at < tokens[student]) & (teacher_at >= question)
+    at = torch.cat((teacher_at, student_at)).clamp(0, length - 1)
     answers = ids[: 2 * half].gather(1, at[:, None])[:, 0]
     is_pair &= answers[teacher] == answers[student]
     return (at + first[: 2 * half]).clamp(max=length - 1), is_pair

@@ -34,7 +34,7 @@ TITLES = {
 
 
 def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe:
-    """The recipe, whose model is a decoder, as one of `TITLES`.
+    """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
         latents: of a question.
@@ -64,12 +64,12 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
 
 
 def variants(recipe: Recipe, latents: int = 6, **fields: Any) -> list[Recipe]:
-    """The recipe as all of `TITLES`."""
+    """Return the recipe as all of `TITLES`."""
     return [method(recipe, name, latents, **fields) for name in TITLES]
 
 
 def problems(recipe: Recipe, name: str, description: str, **data: Any) -> Recipe:
-    """One of Coconut's recipes on word problems, whose answers are numbers."""
+    """Return one of Coconut's recipes on word problems, whose answers are numbers."""
     assert isinstance(recipe.layout, QuestionAnswer)
     return dataclasses.replace(
         recipe,
@@ -87,7 +87,7 @@ SMALL = problems(GRAPHS_SMALL, "codi/small", "8 layers of width 256 on word prob
 def gsm8k(
     name: str, description: str, model: dict[str, Any], init: str, *, learning_rate: float, epochs: int
 ) -> Recipe:
-    """GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions a step, a cosine after 3% of warm-up."""
+    """Return GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions a step, a cosine after 3% of warm-up."""
     return Recipe(
         name=f"codi/{name}",
         description=description,

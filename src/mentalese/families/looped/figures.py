@@ -23,7 +23,7 @@ BEYOND = 4  # times the turns of training
 
 
 def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Perplexity (of questions, accuracy) by turns at test, and the share of its length by which a turn moves the
+    """Draw perplexity (of questions, accuracy) by turns at test, and the share of its length by which a turn moves the
     state, a mean over tokens. A dashed line stands at the mean of training."""
     from mentalese.models.saved import load
 
@@ -40,8 +40,8 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         style, trained = line_style(number) | {"markersize": 4}, saved.model.config.turns
         split = saved.split("test")
         perplexity, moved = _by_turn(saved, split, BEYOND * trained)
-        found = _accuracy(saved, split, BEYOND * trained) if asked[0] else perplexity
-        left.plot(list(found), list(found.values()), label=label, **style)
+        scores = _accuracy(saved, split, BEYOND * trained) if asked[0] else perplexity
+        left.plot(list(scores), list(scores.values()), label=label, **style)
         right.plot(list(moved), list(moved.values()), label=label, **style)
         for panel in (left, right):
             panel.axvline(trained, color=style["color"], linestyle="--", linewidth=0.8)
@@ -49,7 +49,7 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             panel.xaxis.set_major_formatter("{x:.0f}")
             panel.xaxis.set_minor_formatter("")
         numbers["models"].append(
-            {"path": saved.path, "label": label, "trained_turns": trained, numbers["metric"]: found, "moved": moved}
+            {"path": saved.path, "label": label, "trained_turns": trained, numbers["metric"]: scores, "moved": moved}
         )
     left.set(title=f"test {numbers['metric']}")
     if asked[0]:
@@ -61,7 +61,7 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Perplexity, and the share by which the state moves, for 1 to `most` turns."""
+    """Return perplexity, and the share by which the state moves, for 1 to `most` turns."""
     import torch
 
     from mentalese.data.batch import to_device
@@ -87,14 +87,14 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
 
 
 def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
-    """The share of questions that are answered, for 1, 2, 4, .. turns."""
+    """Return the share of questions that are answered, for 1, 2, 4, .. turns."""
     from mentalese.evaluation.answers import ask
 
-    found = {}
+    accuracy = {}
     for t in (2**i for i in range(most.bit_length())):
         with temporarily(saved.model.config, turns=t, exit_distance=None):
-            found[t] = ask(saved, split).metrics().accuracy
-    return found
+            accuracy[t] = ask(saved, split).metrics().accuracy
+    return accuracy
 
 
 FIGURES = {

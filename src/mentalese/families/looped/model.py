@@ -203,7 +203,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
-        """The backbone's rule; what the sandwich's layers add is smaller the deeper a token goes (section 4.1).
+        """Initialise by the backbone's rule; maps that the sandwich's layers add are smaller in deeper models (section 4.1).
 
         The release also draws the MLP's up map smaller, which the paper does not say (README).
         """
@@ -222,7 +222,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
 
     @cached_property
     def _parts(self) -> tuple[range, range, range]:
-        """The numbers of the layers of prelude, block and coda."""
+        """Return the numbers of the layers of prelude, block and coda."""
         config, layers = self.config, self.config.num_hidden_layers
         first, last = config.prelude_layers, layers - config.coda_layers
         return range(first), range(first, last), range(last, layers)
@@ -240,7 +240,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return base
 
     def start_from_backbone(self) -> None:
-        """The block reads e alone at first: at any number of turns the model predicts what its layers do in a row.
+        """Make the block read only e: at any number of turns the model predicts what its layers do in a row.
 
         Raises:
             InputError: `norms` is `sandwich`, whose norms and embeddings a trained decoder does not have.
@@ -380,9 +380,9 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return {"turns": (1, math.inf)}
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
+        """Return the mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
 
-        Outside `mentalese train`, where nobody tells the model of its steps, r is drawn for each batch, the same on all
+        Outside `mentalese train`, where the model does not know its steps, r is drawn for each batch, the same on all
         ranks; in evaluation mode it is the mean.
 
         Args:
@@ -399,7 +399,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return LossOutput(*loss, {"turns": loss[1].new_tensor(float(turns))}, encoded=lambda: encoded)
 
     def _flops(self, batch: Batch) -> tuple[int, int]:
-        """FLOPs of a forward pass without any turn, and of one turn."""
+        """Return the FLOPs of a forward pass without any turn, and of one turn."""
         rows, length = batch["input_ids"].shape
         config, inner = self.config, self.backbone.config
         prelude, block, coda = (
@@ -432,11 +432,11 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     # -- traces ------------------------------------------------------------------------------------------------------
 
     def _predicted(self, hidden: Tensor, at: Tensor) -> Tensor:
-        """Logits [B, m, v] of states [B, L, d] in columns [m]."""
+        """Return logits [B, m, v] of states [B, L, d] in columns [m]."""
         return self.get_output_embeddings()(hidden[:, at])
 
     def fill(self, traces: list[ThoughtTrace], encoded: LoopedEncoded, real: Tensor) -> None:
-        """What the model would have predicted after each turn, and how far each turn moved the state.
+        """Add the predictions of the model if each turn were the last, and how far each turn moved the state.
 
         The thoughts are the last states, one a token. Scores `surprisal.TURN` and readings `predicted.TURN` are those
         if that turn were the last.

@@ -33,7 +33,7 @@ PRIME = 1_000_003  # neighbouring positions have other seeds than neighbouring s
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [batch, heads, length, head width] each."""
 Keep = Callable[[Tensor, Tensor], Pair]
-"""Takes a layer's keys and values of these tokens, and returns those that the tokens attend to."""
+"""A function of a layer's keys and values of these tokens that returns those that the tokens attend to."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Looped(nn.Module):
 
     @property
     def parts(self) -> tuple[nn.ModuleList, nn.ModuleList, nn.ModuleList]:
-        """The layers of the prelude, the block and the coda."""
+        """Return the layers of the prelude, the block and the coda."""
         first, last = self.config.prelude_layers, len(self.layers) - self.config.coda_layers
         return self.layers[:first], self.layers[first:last], self.layers[last:]
 

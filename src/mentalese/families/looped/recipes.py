@@ -28,13 +28,13 @@ TITLES = {
 
 
 def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any]:
-    """A looped model of these layers, whose first weights have the variance 2 / 5d (section 4.1)."""
+    """Return a looped model of these layers, whose first weights have the variance 2 / 5d (section 4.1)."""
     std = round((0.4 / backbone["hidden_size"]) ** 0.5, 3)
     return {"model_type": "looped", "backbone": backbone | {"initializer_range": std}, "turns": turns, **fields}
 
 
 def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
-    """A looped model as one of `TITLES`."""
+    """Return a looped model as one of `TITLES`."""
     if name == "swapped":
         return model | {"thought_control": name}
     backbone, ends = model["backbone"], model.get("prelude_layers", 1) + model.get("coda_layers", 1)
@@ -80,7 +80,7 @@ def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: A
 
 
 def variants(recipe: Recipe) -> list[Recipe]:
-    """The recipe and its twins on the same tokens."""
+    """Return the recipe and its twins on the same tokens."""
     twins = [
         dataclasses.replace(
             recipe,
