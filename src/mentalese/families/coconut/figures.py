@@ -8,7 +8,8 @@ Passes are counted as latents are, from 1 to K. Pass t has
 
 Questions have the latents of the last stage of training. Thoughts come from the validation split, as in the paper
 (appendix B.2). Accuracies by the number of latents come from the test split, because the model was selected on the
-validation split with its own number.
+validation split with its own number. A figure takes the first `documents` questions of `source`, or of the source that
+each model was trained on.
 """
 
 from __future__ import annotations
@@ -201,10 +202,6 @@ def retention(paths: list[str], *, source: str | None = None, documents: int = D
     """Draw how close each pass stays to the first one: cosine of h_1 and h_t, and for AGCLR also of h'_1 and h'_t.
 
     The paper does not say which states it compares; both models have h. In Coconut h' is the same.
-
-    Args:
-        source: the questions; `None`: those that each model was trained on.
-        documents: use the first N of them.
     """
     import torch
     from torch.nn.functional import cosine_similarity
@@ -328,10 +325,6 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     For each token of the answer and each pass: the cosine of the concept stream with the token's embedding, and the
     token's rank by it among all tokens (1: the nearest). The model does not read the answer, and no case is selected
     by its cosines.
-
-    Args:
-        source: the questions; `None`: those that both models were trained on.
-        documents: ask the first N of them.
     """
     if len(paths) != 2:
         raise InputError(f"the figure coconut/contrast needs an AGCLR model and one other, and {len(paths)} were given")
@@ -430,10 +423,6 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     information. In breadth-first search, the nodes at distance t stand out in latent t (Zhu et al., "Reasoning by
     Superposition", arXiv 2505.12514, see them there). A name is the mean of its tokens' embeddings. Where a fact is one
     word (`facts=words`), the facts into a node are its names, and their mean is compared; people have none.
-
-    Args:
-        source: `builtin:reachability:..`; `None`: the source that the model was trained on.
-        documents: use the first N questions of the validation split.
     """
     import torch
 
@@ -496,12 +485,7 @@ def _draw_frontier(numbers: dict[str, Any]) -> Any:
 
 
 def latents(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> tuple[Any, dict[str, Any]]:
-    """Draw greedy accuracy with 0 to 2K latents, where K is the number of the last stage; learned pauses count.
-
-    Args:
-        source: the questions; `None`: those that each model was trained on.
-        documents: ask the first N of them.
-    """
+    """Draw greedy accuracy with 0 to 2K latents, where K is the number of the last stage; learned pauses count."""
     from mentalese.evaluation.statistics import bootstrap_questions
 
     models = [_open(path, (*FEEDBACK, "pause"), source, documents) for path in paths]

@@ -203,7 +203,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
-        """Initialise by the backbone's rule; maps that the sandwich's layers add are smaller in deeper models (section 4.1).
+        """Initialise by the backbone's rule; what sandwich layers add starts smaller in deeper models (section 4.1).
 
         The release also draws the MLP's up map smaller, which the paper does not say (README).
         """
