@@ -79,9 +79,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("backbone", "fields"), VARIANTS)
-def test_a_ragged_batch_equals_its_rows_read_one_by_one_outputs_and_gradients(
-    backbone: str, fields: dict[str, Any]
-) -> None:
+def test_a_ragged_batch_and_its_gradients_match_the_plain_model(backbone: str, fields: dict[str, Any]) -> None:
     model = made(backbone, **fields)
     ids, mask = padded(ROWS)
     hidden = model.encode(ids, mask).hidden
@@ -270,7 +268,7 @@ def test_every_curriculum_ends_before_its_run_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
-def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token(mode: str) -> None:
+def test_batched_generation_matches_the_plain_model(mode: str) -> None:
     model = made(mode=mode)
     ids, mask = padded(ROWS, left=True)
     new = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
@@ -281,7 +279,7 @@ def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token(mo
 
 @pytest.mark.parametrize("fields", [{}, {"write_passes": 2}])
 @pytest.mark.parametrize("cut", [2, 4, 5, 6, 9])
-def test_a_text_in_two_pieces_is_the_text_even_cut_between_latents(cut: int, fields: dict[str, Any]) -> None:
+def test_a_text_cut_anywhere_matches_the_whole_text(cut: int, fields: dict[str, Any]) -> None:
     model = made(mode="agclr", **fields)
     ids = torch.tensor([ROWS[0], [7, 9, 12, START, LATENT, LATENT, LATENT, END, 30, 31, 32]])
     cache = model.new_cache()
@@ -299,7 +297,7 @@ def test_a_latent_reads_the_state_before_it_and_a_pause_does_not() -> None:
         assert torch.allclose(before[..., 9], model(ids).logits[..., 9], atol=1e-5) == same
 
 
-def test_the_gates_start_where_the_paper_has_them_and_add_its_parameters() -> None:
+def test_gates_have_the_papers_start_and_parameters() -> None:
     with torch.device("meta"):
         paper = CoconutForCausalLM(CoconutConfig(backbone={"model_type": "gpt2"}, mode="agclr", vocab_size=50260))
     stream = paper.concept_stream
@@ -393,7 +391,7 @@ def test_every_token_has_one_place_and_latents_share_columns(shapes: list[tuple[
         assert places[ids[i, columns] == LATENT].tolist() == [layout.prompt + n for n in range(latents)]
 
 
-def test_a_batch_without_latents_still_gives_the_gates_a_gradient() -> None:
+def test_gates_have_gradients_in_a_batch_without_latents() -> None:
     model = made(mode="agclr").train()
     ids = torch.tensor([[10, START, END, 20]])
     model.training_loss({"input_ids": ids, "labels": ids}).loss.backward()

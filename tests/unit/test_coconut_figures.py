@@ -161,7 +161,7 @@ def cosines(vectors: Tensor, others: Tensor) -> Tensor:
 # -- memory retention --------------------------------------------------------------------------------------------------
 
 
-def test_retention_is_the_cosine_with_the_state_at_the_start_marker(
+def test_retention_is_the_cosine_with_the_first_state(
     recipe: Recipe, agclr: Path, coconut: Path, tmp_path: Path
 ) -> None:
     written = draw("retention", coconut, agclr, out=tmp_path / "retention.svg")
@@ -257,7 +257,7 @@ def test_a_thought_that_is_a_tokens_embedding_is_nearest_to_it(recipe: Recipe, t
     assert [near[0] for near in written["streams"]["latent"]["similarity"]] == pytest.approx([1, 1, 1], abs=1e-4)
 
 
-def test_tokens_that_the_font_cannot_show_are_told_apart_from_spaces() -> None:
+def test_signs_that_a_font_lacks_differ_from_spaces() -> None:
     assert drawable_token(" is\n") == "·is↵"
     assert drawable_token("\x00字") == "��"
     assert drawable_token("<|start-latent|>") == "<|start-lat…"
@@ -297,7 +297,7 @@ def one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_limit")
-def test_cases_are_what_the_first_answers_right_and_the_second_wrong(
+def test_cases_are_right_by_the_first_and_wrong_by_the_second(
     recipe: Recipe, source: str, agclr: Path, coconut: Path, tmp_path: Path
 ) -> None:
     said = clean(answered(agclr, "validation"))

@@ -126,7 +126,7 @@ def test_the_states_are_the_plain_ones(backbone: str) -> None:
             torch.testing.assert_close(fast[i, : len(row)], slow, atol=1e-5, rtol=1e-5)
 
 
-def test_generation_in_a_batch_equals_reading_everything_anew_for_every_token() -> None:
+def test_batched_generation_matches_the_plain_model() -> None:
     model = made("llama")
     prompts = [student[:-answer] for _, student, _, answer in PAIRS]
     ids, mask = padded(prompts, left=True)
@@ -395,9 +395,7 @@ def test_the_map_has_two_layers_and_a_norm() -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_trained_with_the_map_on_a_decoder_that_stays_as_it_is(
-    tiny: Recipe, corpus: Path, tmp_path: Path
-) -> None:
+def test_adapters_and_the_map_train_on_a_frozen_decoder(tiny: Recipe, corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     base = saved(tmp_path / "base", shrink(get_recipe("codi/tiny-cot"), corpus))
     data = dataclasses.replace(tiny.data, tokenizer=str(base / "model"))

@@ -67,7 +67,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("made", MODELS, ids=lambda made: str(made.args[0]))
-def test_a_text_in_several_calls_is_the_same_in_a_cache_of_fixed_size(made: Callable[[], WrappedDecoder]) -> None:
+def test_a_fixed_cache_matches_a_growing_one_over_calls(made: Callable[[], WrappedDecoder]) -> None:
     model = made()
     expected, cache = read(model, model.new_cache()), model.new_cache()
     cache.max_tokens = 20
@@ -90,7 +90,7 @@ def test_rows_are_moved_within_the_same_tensors() -> None:
     assert torch.equal(held, before[[1, 1]])
 
 
-def test_tokens_and_columns_beyond_the_room_are_refused_before_anything_is_written() -> None:
+def test_what_has_no_room_is_refused_before_it_is_written() -> None:
     model = coconut("gpt2")
     cache = model.new_cache()
     cache.max_tokens = 10
@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model", ["coconut", "looped"])
-def test_a_cache_is_as_large_as_the_largest_so_far_and_serves_again(model: str) -> None:
+def test_a_cache_has_the_largest_size_and_serves_again(model: str) -> None:
     made = coconut("gpt2") if model == "coconut" else looped({})
     ids, found = torch.tensor([[9, 8, LATENT, 7, 6], [0, 5, 4, 3, 1]]), []
     options: dict[str, Any] = {"attention_mask": ids.sign(), "do_sample": False, "return_dict_in_generate": True}

@@ -160,7 +160,7 @@ def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
     return torch.stack(hidden)
 
 
-def test_a_token_stops_where_it_does_alone_whatever_batch_it_is_in() -> None:
+def test_a_token_stops_at_the_same_turn_in_any_batch() -> None:
     model = made(turns=6, exit_distance=0.4)
     other = torch.tensor([2, 2, 8, 6, 1])
     rows = torch.stack((IDS, torch.nn.functional.pad(other, (3, 0))))
@@ -202,7 +202,7 @@ def test_the_mean_of_what_is_drawn_is_the_one_asked_for() -> None:
     assert {drawn_turns(1, seed) for seed in range(9)} == {1}
 
 
-def test_a_step_draws_once_for_all_its_micro_batches_and_costs_what_it_draws() -> None:
+def test_a_step_draws_turns_once_and_counts_their_cost() -> None:
     model = made(turns=6, backprop_turns=2).train()
     batch = {"input_ids": IDS[None], "labels": IDS[None]}
     seen, costs = set(), set()
@@ -272,7 +272,7 @@ def saved_llama(tokenizer: Any, folder: Path, layers: int) -> Path:
     return folder / "base"
 
 
-def test_a_grown_model_says_what_its_layers_do_at_any_number_of_turns(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_grown_model_predicts_as_its_layers_at_any_turns(tokenizer: Any, tmp_path: Path) -> None:
     """McLeish et al. (arXiv 2511.07384): the first layers are the prelude, the last ones block and coda."""
     base = saved_llama(tokenizer, tmp_path, layers=6)
     grow(str(base), "looped", tmp_path / "grown", prelude_layers=1, block_layers=2, coda_layers=1, turns=3)
@@ -306,7 +306,7 @@ def test_trained_decoders_are_cut_as_published() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_figure_shows_the_perplexity_at_every_number_of_turns(corpus: Path, tmp_path: Path) -> None:
+def test_the_figure_has_perplexity_at_every_number_of_turns(corpus: Path, tmp_path: Path) -> None:
     recipe = shrink(get_recipe("looped/tiny"), corpus)
     run = saved(tmp_path / "run", recipe)
     write_figure("looped/turns", [str(run)], tmp_path / "turns.svg")

@@ -76,7 +76,7 @@ def batch() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("mode", ["coconut", "agclr"])
-def test_the_loss_of_steps_is_the_plain_one_and_so_are_its_gradients(backbone: str, mode: str) -> None:
+def test_the_step_loss_and_gradients_match_the_plain_model(backbone: str, mode: str) -> None:
     model = made(backbone, mode=mode, step_weight=2.0)
     output = model.training_loss(batch())
     with_steps = torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
@@ -138,7 +138,7 @@ def test_a_step_with_a_step_decoder_waits_for_a_gpu_once() -> None:
     assert counts.waits.total() == 1, counts.waits
 
 
-def test_a_batch_without_steps_is_refused_and_one_without_any_step_trains() -> None:
+def test_a_batch_needs_the_field_steps_which_may_be_empty() -> None:
     model, text = made(), batch()
     with pytest.raises(InputError, match=r"coconut.step_decoder_layers is 2: the batch has no .* layout 'qa_steps'"):
         model.training_loss({name: text[name] for name in ("input_ids", "attention_mask", "labels")})
@@ -168,7 +168,7 @@ def test_checkpointed_layers_train_the_same() -> None:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_the_decoder_starts_as_the_first_layers_of_a_trained_backbone(backbone: str) -> None:
+def test_the_step_decoder_starts_as_the_first_layers(backbone: str) -> None:
     model = made(backbone, layers=1)
     model.start_from_backbone()
     assert model.step_decoder is not None
