@@ -37,11 +37,11 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HU
 import torch
 
 from mentalese import Recipe, get_recipe, provenance, recipes
-from mentalese.config_source import read_config
 from mentalese.data.arithmetic import word_problems
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.files import read_json, write_json
+from mentalese.model_fields import model_fields
 from mentalese.models.build import build_model
 from mentalese.testing.runs import checkpoint, metrics, shrink, weights
 from mentalese.training.loop import train
@@ -65,7 +65,7 @@ def short(name: str, text: Path) -> Recipe:
     """The recipe for a run of seconds, with dropout if its model has some, so that each step draws numbers."""
     recipe = shrink(get_recipe(name), text, steps=STEPS, checkpoint_every=CHECKPOINT, eval_every=VALIDATE)
     model = recipe.model
-    if "resid_pdrop" in read_config(model["model_type"]).fields:
+    if "resid_pdrop" in model_fields(model["model_type"]).fields:
         model = model | {"resid_pdrop": 0.1}
     evaluation = dataclasses.replace(recipe.evaluation, answer_tokens=8)
     return dataclasses.replace(recipe, model=model, evaluation=evaluation)

@@ -1,7 +1,7 @@
 """Mentalese: language models that think in latent space.
 
-Importing this package is cheap: heavy modules load on first use, and the families' classes join transformers'
-Auto classes as soon as those are imported.
+Importing this package registers the families' configs with transformers' Auto classes; modules that import models load
+on first use.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError
 from mentalese.install import warn_of_untested_transformers
+from mentalese.models.text_tokenizer import register_tokenizer
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
-from mentalese.registration import register_lazily
-from mentalese.registry import Family, get_recipe, match_recipes, recipes
+from mentalese.recipe_files import open_recipe, override
+from mentalese.registry import Family, get_recipe, import_families, match_recipes, recipes
 
 if TYPE_CHECKING:
     from mentalese.api import answer, evaluate, think, train
@@ -53,6 +54,8 @@ __all__ = [
     "get_recipe",
     "load",
     "match_recipes",
+    "open_recipe",
+    "override",
     "recipes",
     "think",
     "train",
@@ -84,5 +87,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-register_lazily()
+import_families()
+register_tokenizer()
 warn_of_untested_transformers()

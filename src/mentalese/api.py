@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mentalese.data.memory import as_source
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
 from mentalese.files import as_path, check_place, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import AS_IT_IS, Recipe
-from mentalese.recipe_files import open_recipe
+from mentalese.recipe_files import open_recipe, override
 from mentalese.viewer.page import notebook_page
-
-T = TypeVar("T")
 
 ThoughtTrace.draw = notebook_page
 
@@ -54,14 +52,14 @@ def train(
 
     if not isinstance(recipe, str | Path | Recipe):
         raise InputError(f"recipe is of type {type(recipe).__name__}: use a recipe, its name or a file")
-    wanted = recipe if isinstance(recipe, Recipe) else open_recipe(str(recipe))
+    wanted = recipe if isinstance(recipe, Recipe) else open_recipe(recipe)
     if data is not None:
         for setting in settings:
             if isinstance(setting, str) and setting.startswith("data.source="):
                 raise InputError(f"{setting!r} is set, and data is set too: set one of them")
         text = dataclasses.replace(wanted.data, **AS_IT_IS | {"source": as_source(data)})
         wanted = dataclasses.replace(wanted, data=text)
-    wanted = wanted.override(*settings)
+    wanted = override(wanted, *settings)
     folder = Path("runs") / wanted.name.replace("/", "-") if out is None else as_path(out, "out")
     run(wanted, folder, resume=resume, show=show)
     return load(folder)
@@ -100,8 +98,8 @@ def evaluate(
     """
     from mentalese.evaluation import measures
 
-    wanted = _options(
-        EvaluationOptions, _with_source(options, data) | {"tasks": [tasks] if isinstance(tasks, str) else tasks}
+    wanted = EvaluationOptions(
+        **_with_source(options, data), tasks=(tasks,) if isinstance(tasks, str) else tuple(tasks)
     )
     place = _place(out)
     questions = measures.read_tasks(wanted)
@@ -135,7 +133,7 @@ def answer(
     """
     from mentalese.evaluation import answers
 
-    wanted = _options(AnswerOptions, _with_source(options, data))
+    wanted = AnswerOptions(**_with_source(options, data))
     place = _place(out)
     for written in answers.places(place) if place else ():
         check_place(written, "out")
@@ -163,15 +161,6 @@ def _with_source(options: dict[str, Any], data: Any) -> dict[str, Any]:
     if "source" in options:
         raise InputError(f"source is {options['source']!r}, and data is set too: set one of them")
     return options | {"source": as_source(data)}
-
-
-def _options(kind: type[T], values: dict[str, Any]) -> T:
-    """The dataclass `kind` with these values; raises `InputError` for a field that it does not have."""
-    known = getattr(kind, "__dataclass_fields__", {})
-    for name in values:
-        if name not in known:
-            raise InputError(f"{name} is {values[name]!r}: there is no such option{nearest(name, known)}")
-    return kind(**values)
 
 
 def _place(out: str | Path | None) -> Path | None:

@@ -1,7 +1,7 @@
 """The command line: `mentalese COMMAND ...`.
 
-Whatever a user can fix ends in one sentence on standard error and exit code 2; nothing heavy is imported before a
-command needs it.
+Whatever a user can fix ends in a message on standard error and exit code 2: tyro's for words that are no options, one
+sentence for all else. Models are imported when a command needs them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mentalese.commands import COMMANDS
+from mentalese.commands.options import read_all
 from mentalese.errors import InputError, nearest
 
 
@@ -69,10 +70,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def _run(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help", "--help-all"):
-        from mentalese.commands.help import print_overview
-
-        print_overview()
+    if not words or words[0] in ("-h", "--help"):
+        read_all(["--help"])
     elif words[0] == "--version":
         from mentalese import __version__
 

@@ -11,13 +11,20 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and exits with 2; library callers catch a `ValueError`.
     It is raised before work starts, so nothing half-written remains.
+
+    Attributes:
+        field: the name of the field, such as `train.steps`; empty if the message names it only.
     """
+
+    def __init__(self, message: object = "", field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def require(condition: bool, name: str, value: object, remedy: str) -> None:
     """Raises `InputError` unless the condition is met."""
     if not condition:
-        raise InputError(f"{name} is {value!r}: {remedy}")
+        raise InputError(f"{name} is {value!r}: {remedy}", name)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Recipes from files, and recipes with some fields changed.
 
-A file says what `Recipe.to_dict()` does, in JSON, YAML or TOML, and every part is optional. With `base`, a recipe's
-name, it says only what differs:
+A file has the fields of `Recipe.to_dict()`, in JSON, YAML or TOML, and every part is optional. With `base`, a recipe's
+name, it has only what differs:
 
     base: gpt2/tiny
     model: {n_layer: 6}
@@ -10,62 +10,60 @@ name, it says only what differs:
       - {start: 100, model: {..}}
 
 `name` is the file's name without its suffix unless the file sets one. A field is also changed by `section.field=value`,
-on the command line and in `Recipe.override`.
+on the command line and by `override`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import tomllib
+import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mentalese import values
-from mentalese.config_source import read_config
-from mentalese.data.layouts import Layout, layout_class
 from mentalese.errors import InputError, nearest
-from mentalese.recipe import AS_IT_IS, LENGTHS, Phase, Recipe, TrainConfig
+from mentalese.model_fields import model_fields
+from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
 from mentalese.registry import get_recipe
+from mentalese.values import checked, from_data
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
-_ABOUT = {"name": str, "description": str, "baseline": str | None, "paper": str | None}
 _LISTED = " (`mentalese show RECIPE` lists all fields)"
 
 
-def open_recipe(name: str) -> Recipe:
-    """The recipe in a file, if the name ends like one, or else the recipe of that name."""
-    return from_file(Path(name)) if Path(name).suffix in SUFFIXES else get_recipe(name)
+def open_recipe(name: str | Path) -> Recipe:
+    """Return the recipe in a JSON, YAML or TOML file, or the one of that name.
+
+    Raises:
+        InputError: the file cannot be read, a field does not exist or has a wrong value, or no recipe has this name.
+    """
+    if isinstance(name, str) and Path(name).suffix not in SUFFIXES:
+        return get_recipe(name)
+    path = Path(name)
+    content = _read(path)
+    try:
+        return _from_content(content, path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}", error.field) from error
 
 
 def sections(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's sections by name, each a dataclass; `model` is not among them."""
+    """Return the recipe's sections by name, each a dataclass; `model` is not among them."""
     values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
 
 
 def section_fields(section: type) -> dict[str, Any]:
-    """The fields of a section's class and their types."""
-    hints = typing.get_type_hints(section)
+    """Return the fields of a section's class and their types."""
+    hints = typing.get_type_hints(section, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
-
-
-def from_file(path: Path) -> Recipe:
-    """The recipe in a file.
-
-    Raises:
-        InputError: the file cannot be read, or a field does not exist or has a wrong value; the message names both.
-    """
-    content = _read(path)
-    try:
-        return _from_content(content, path)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -93,13 +91,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict of the pairs; raises `InputError` for a name that is there twice, of which readers keep the last alone."""
-    found: dict[Any, Any] = {}
+    """Return a dict of the pairs; raises `InputError` for a name that is there twice: readers keep only the last."""
+    fields: dict[Any, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in fields:
             raise InputError(f"{name} is there twice in one section: keep one, or put both into one")
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 def _from_yaml(text: str) -> Any:
@@ -115,140 +113,94 @@ def _from_yaml(text: str) -> Any:
 
 
 def _from_content(content: dict[str, Any], path: Path) -> Recipe:
-    known = [field.name for field in dataclasses.fields(Recipe)]
-    for name in content:
-        if name not in (*known, "base"):
-            raise InputError(f"{name}: a recipe has no such field{nearest(name, [*known, 'base'])}")
-    fields: dict[str, Any] = {"name": path.stem, "description": f"from {path.name}"}
-    about = {name: _checked(name, hint, content[name]) for name, hint in _ABOUT.items() if name in content}
     if "base" in content:
-        base = get_recipe(_checked("base", str, content["base"]))
-        fields |= {"description": f"{base.description}, changed by {path.name}", "paper": None} | about
-    else:
-        fields |= about
-        fields["train"] = TrainConfig(**_section(TrainConfig, "train", content.get("train", {})))
-        model = _checked("model", dict[str, Any], content.get("model", {}))
-        base = Recipe(model=model, **fields)
-    changes = {name: content[name] for name in ("model", *sections(base)) if name in content and name not in fields}
-    if "phases" not in content:
-        return change(base, changes, **fields)
-    layout = _changed_layout(base.layout, content.get("layout", {}))
-    return change(base, changes, **fields, phases=tuple(_phases(content["phases"], layout)))
-
-
-def _phases(phases: Any, layout: Layout) -> Iterator[Phase]:
-    hints = typing.get_type_hints(Phase)
-    for index, phase in enumerate(_checked("phases", list, phases)):
-        place = f"phases[{index}]"
-        fields: dict[str, Any] = {}
-        for name, value in _checked(place, dict[str, Any], phase).items():
-            if name not in hints:
-                raise InputError(f"{place}.{name}: a phase has no such field{nearest(name, hints)}")
-            if name == "layout":
-                fields[name] = _section(type(layout), f"{place}.{name}", value)
-            else:
-                fields[name] = _checked(f"{place}.{name}", hints[name], value)
-        yield Phase(**fields)
-
-
-def _section(section: type, place: str, fields: Any) -> dict[str, Any]:
-    """Fields of a section, each of its type."""
-    hints = section_fields(section)
-    for name in _checked(place, dict[str, Any], fields):
-        if name not in hints:
-            raise InputError(f"{place}.{name}: no such field{nearest(name, hints)}")
-    return {name: _checked(f"{place}.{name}", hints[name], value) for name, value in fields.items()}
-
-
-def _model_fields(model_type: str, place: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config under the names that they have in it, each of its type."""
-    config, named = read_config(model_type), {}
-    for name, value in fields.items():
-        own = config.own_names.get(name, name)
-        if name == "model_type":
-            named[name] = value
-        elif own not in config.fields:
-            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, config.names())}")
-        elif own in named:
-            raise InputError(f"{place}.{name} and {place}.{own} are one field of {model_type}: keep one")
-        else:
-            named[own] = _checked(f"{place}.{name}", config.fields[own].hint, value)
-    return named
-
-
-def _checked(name: str, hint: Any, value: Any) -> Any:
-    try:
-        return values.check(hint, value)
-    except ValueError as error:
-        raise InputError(f"{name} is {value!r}: {error}") from None
+        base = get_recipe(content.pop("base"))
+        about = {"name": path.stem, "description": f"{base.description}, changed by {path.name}", "paper": None}
+        return change(base, about | content)
+    fields: dict[str, Any] = {"name": path.stem, "description": f"from {path.name}"} | content
+    if isinstance(model := fields.get("model", {}), dict):
+        fields["model"] = _model(model, {}, "model") if "model_type" in model else model
+    return from_data(Recipe, "", fields)
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-def change(recipe: Recipe, changes: Mapping[str, Any], **fields: Any) -> Recipe:
-    """The recipe with other values.
+def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with other values.
 
     Args:
-        changes: section name -> field name -> value. A model of another type replaces the recipe's, and so does a
-            length of the run, and a layout of another kind; another source is read as it is, unless `changes` say how.
-        fields: other fields of the recipe, e.g. `name`.
+        changes: field -> value; of a section field name -> value. A model of another type replaces the recipe's, and so
+            does a length of the run, and a layout of another kind; another source is read as it is, unless `changes`
+            say how.
 
     Raises:
         InputError: a field does not exist, a value is of another type or out of range, or a prepared store is to have
             another tokenizer.
     """
-    replaced = dict(fields)
-    for section, new in changes.items():
-        if section == "model":
-            replaced[section] = _changed_model(recipe.model, _checked(section, dict[str, Any], new), section)
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    for name, new in changes.items():
+        old = fields.get(name)
+        if isinstance(new, Mapping) and name == "model":
+            fields[name] = _model(new, recipe.model, name)
+        elif isinstance(new, Mapping) and dataclasses.is_dataclass(old):
+            fields[name] = _section(name, old, new)
+        else:
+            fields[name] = new
+    return from_data(Recipe, "", fields)
+
+
+def _section(section: str, old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a section with other values, among them those that follow from these."""
+    now = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
+    differs = {name for name, value in new.items() if value != now.get(name)}
+    if section == "layout":
+        kind = new.get("kind", old.kind)
+        return (now if kind == old.kind else {}) | dict(new) | {"kind": kind}
+    if section == "train" and differs & {*LENGTHS}:
+        now |= dict.fromkeys(LENGTHS)
+    if section == "data":
+        source = new.get("source", old.source)
+        if "tokenizer" in differs and str(source).startswith("store:"):
+            raise InputError(
+                f"data.tokenizer is {new['tokenizer']!r}: {source} has its own tokenizer; leave it out, or use "
+                "--tokenizer with `mentalese data prepare`"
+            )
+        if "source" in differs:
+            now |= AS_IT_IS
+    return now | dict(new)
+
+
+def _model(new: Mapping[str, Any], old: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the fields of a model with other values, each of its type, under the names in its config."""
+    model_type = checked(f"{place}.model_type", str, new.get("model_type", old.get("model_type")))
+    known = model_fields(model_type)
+    now = dict(old) if model_type == old.get("model_type") else {"model_type": model_type}
+    spellings = {known.own_names.get(name, name): name for name in now}
+    given: set[str] = set()
+    for name, value in new.items():
+        own = known.own_names.get(name, name)
+        if name == "model_type":
             continue
-        old = getattr(recipe, section)
-        if section == "layout":
-            replaced[section] = _changed_layout(old, new)
-            continue
-        given = _section(type(old), section, new)
-        new = {name: value for name, value in given.items() if value != getattr(old, name)}
-        if section == "train" and any(name in new for name in LENGTHS):
-            new = dict.fromkeys(LENGTHS) | given
-        if section == "data":
-            source = given.get("source", old.source)
-            if "tokenizer" in new and source.startswith("store:"):
-                raise InputError(
-                    f"data.tokenizer is {new['tokenizer']!r}: {source} has its own tokenizer; leave it out, or use "
-                    "--tokenizer with `mentalese data prepare`"
-                )
-            if "source" in new:
-                new = AS_IT_IS | given
-        if new:
-            replaced[section] = dataclasses.replace(old, **new)
-    return dataclasses.replace(recipe, **replaced)
-
-
-def _changed_layout(layout: Layout, changes: Any) -> Layout:
-    """The layout with other values; one of another kind has its own defaults for what is not set."""
-    changes = dict(_checked("layout", dict[str, Any], changes))
-    kind = _checked("layout.kind", str, changes.pop("kind", layout.kind))
-    if kind == layout.kind:
-        return dataclasses.replace(layout, **_section(type(layout), "layout", changes))
-    return layout_class(kind)(**_section(layout_class(kind), "layout", changes))
-
-
-def _changed_model(model: dict[str, Any], changes: dict[str, Any], place: str) -> dict[str, Any]:
-    model_type = changes.get("model_type", model["model_type"])
-    if model_type != model["model_type"]:
-        return _model_fields(model_type, place, changes)
-    own_names = read_config(model_type).own_names
-    current = {own_names.get(name, name): value for name, value in model.items()}
-    nested = {name: _changed_model(current[name], value, f"{place}.{name}") for name, value in changes.items()
-              if isinstance(value, dict) and "model_type" in (current.get(name) or {})}  # fmt: skip
-    changes = nested | _model_fields(model_type, place, {k: v for k, v in changes.items() if k not in nested})
-    changes = {name: value for name, value in changes.items() if name not in current or current[name] != value}
-    return {name: value for name, value in model.items() if own_names.get(name, name) not in changes} | changes
+        if own not in known.fields:
+            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, known.names())}")
+        if own in given:
+            raise InputError(f"{place}.{name} and {place}.{own} are one field of {model_type}: keep one")
+        given.add(own)
+        before = now.get(spellings.get(own, own))
+        if isinstance(value, Mapping) and isinstance(before, dict) and "model_type" in before:
+            value = _model(value, before, f"{place}.{name}")
+        else:
+            value = known.fields[own].read(place, value)
+        if value != before or own not in spellings:
+            now.pop(spellings.get(own, own), None)
+            now[own] = value
+    return now
 
 
 def override(recipe: Recipe, *settings: str) -> Recipe:
-    """The recipe with the values that `section.field=value` name; `none` or `null` is no value, commas make a list.
+    """Return the recipe with the values that `section.field=value` name; `none` or `null` is no value, commas make a
+    list: `override(recipe, "optimizer.learning_rate=1e-3", "train.steps=100")`.
 
     Raises:
         InputError: a field does not exist, or a value is of another type or out of range.
@@ -262,27 +214,47 @@ def override(recipe: Recipe, *settings: str) -> Recipe:
 
 
 def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], Any]:
-    """`section.field=value` as the field's path and its value; raises `InputError` as `override` does."""
+    """Return the path of a field and its value from `section.field=value`; raises `InputError` as `override` does."""
     place, equals, text = setting.partition("=")
     path = [part.replace("-", "_") for part in place.split(".")]
     if not equals or len(path) < 2:
         raise InputError(f"{setting!r} is no change: use section.field=value, e.g. train.steps=100")
-    hint = field_type(recipe, path)
-    try:
-        return path, values.parse(hint, text)
-    except ValueError as error:
-        raise InputError(f"{place} is {text!r}: {error}") from None
+    return path, parse_text(place, field_type(recipe, path), text)
 
 
-def set_in(changes: dict[str, Any], path: typing.Sequence[str], value: Any) -> None:
-    """Sets a value in nested dicts."""
+def parse_text(name: str, hint: Any, text: str) -> Any:
+    """Return the value of a type that a text names: `none`, a list with commas, JSON, or what pydantic reads."""
+    kinds = {typing.get_origin(kind) or kind for kind in members(hint)}
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        return None
+    value: Any = text
+    if kinds & {tuple, list}:
+        value = json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",") if part.strip()]
+    elif not kinds & {str, float} or int in kinds:
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(text)  # 1e9 tokens are an integer
+    return checked(name, hint, value, parse=True)
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type, without annotations."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return members(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return tuple(kind for part in parts for kind in members(part))
+    return (hint,)
+
+
+def set_in(changes: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value in nested dicts."""
     for name in path[:-1]:
         changes = changes.setdefault(name, {})
     changes[path[-1]] = value
 
 
-def field_type(recipe: Recipe, path: typing.Sequence[str]) -> Any:
-    """The type of a field of this recipe; raises `InputError` with the nearest name.
+def field_type(recipe: Recipe, path: Sequence[str]) -> Any:
+    """Return the type of a field of this recipe; raises `InputError` with the nearest name.
 
     Args:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.
@@ -291,20 +263,16 @@ def field_type(recipe: Recipe, path: typing.Sequence[str]) -> Any:
     known = sections(recipe)
     if section not in ("model", *known):
         raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *known])}")
-    model, place = recipe.model, "model"
+    model, place = recipe.model, section
     while section == "model" and len(names) > 1 and "model_type" in (model.get(names[0]) or {}):
         model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
     name = ".".join(names)
-    if section != "model":
+    if section == "model":
+        fields = model_fields(model["model_type"])
+        hints = {each: fields.fields[fields.own_names.get(each, each)].hint for each in fields.names()}
+        hints["model_type"] = str
+    else:
         hints = section_fields(type(known[section])) | ({"kind": str} if section == "layout" else {})
-        if name not in hints:
-            raise InputError(f"{section}.{name}: no such field{nearest(name, hints) or _LISTED}")
-        return hints[name]
-    config = read_config(model["model_type"])
-    if name == "model_type":
-        return str
-    field = config.fields.get(config.own_names.get(name, name))
-    if field is None:
-        hint = nearest(name, config.names()) or _LISTED
-        raise InputError(f"{place}.{name}: {model['model_type']} has no such field{hint}")
-    return field.hint
+    if name not in hints:
+        raise InputError(f"{place}.{name}: no such field{nearest(name, hints) or _LISTED}")
+    return hints[name]

@@ -1,6 +1,6 @@
 """Families and recipes, found by scanning `mentalese.families` and the entry-point group `mentalese.families`.
 
-A family is a package whose `__init__` holds `FAMILY = Family(...)` and imports nothing heavy. It may live in
+A family is a package whose `__init__` holds `FAMILY = Family(...)`. It may live in
 `mentalese/families/` or in another distribution that declares
 
     [project.entry-points."mentalese.families"]
@@ -18,15 +18,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mentalese.data import layouts
 from mentalese.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from mentalese.recipe import Recipe
 
 ENTRY_POINTS = "mentalese.families"
+MODELS: dict[str, str] = {}
+"""`module:ModelClass` by model type, of all families that were declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +38,15 @@ class Family:
     Attributes:
         name: the package's name, e.g. `thought_gestalt`.
         description: one line for `mentalese list`.
-        recipes: `module:attribute` of a list of `Recipe`; the module imports neither torch nor transformers.
+        recipes: `module:attribute` of a list of `Recipe`; the module imports no models.
         classes: model type -> (`module:ConfigClass`, `module:ModelClass`), registered with transformers' Auto classes.
-            Empty for families made of transformers' own classes.
+            The config's module imports no models: `import mentalese` imports it. Empty for families made of
+            transformers' own classes.
         grow: `module:function` that makes a recipe's `model` of a decoder's fields and of fields of its own config, for
             `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
-            NAME/..`; the module imports neither torch nor transformers nor matplotlib by itself.
-        layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import neither torch nor
-            transformers by themselves.
+            NAME/..`; the module imports neither models nor matplotlib by itself.
+        layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import no models.
         idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
             with the reason, or with the settings under which it does change something; kind of layout -> its fields,
             with the reason.
@@ -58,6 +60,19 @@ class Family:
     figures: str | None = None
     layouts: dict[str, str] = field(default_factory=dict)
     idle_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Register the config classes with transformers, and import the layouts, which adds them to `KINDS`.
+
+        `mentalese.models.registration` registers model classes.
+        """
+        from transformers import AutoConfig
+
+        for model_type, (config, model) in self.classes.items():
+            AutoConfig.register(model_type, load(config), exist_ok=True)
+            MODELS[model_type] = model
+        for reference in self.layouts.values():
+            load(reference)
 
 
 def load(reference: str) -> Any:
@@ -84,35 +99,29 @@ COLLECTIONS = {
 }
 
 
-@cache
-def families() -> dict[str, Family]:
-    """All families by name, the built-in ones first."""
+def import_families() -> list[ModuleType]:
+    """Import the packages of all families, which registers their models with transformers.
+
+    A package that is being imported itself, and imports `mentalese` first, is in the list before it is complete.
+    """
     modules = [
         f"mentalese.families.{module.name}"
         for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent / "families")]), key=lambda m: m.name)
         if module.ispkg
     ]
     modules += [entry_point.value for entry_point in entry_points(group=ENTRY_POINTS)]
-    found = [importlib.import_module(module).FAMILY for module in modules]
+    return [importlib.import_module(module) for module in modules]
+
+
+@cache
+def families() -> dict[str, Family]:
+    """All families by name, the built-in ones first."""
+    found = [module.FAMILY for module in import_families()]
     names = [family.name for family in found]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two packages declare the family {name!r}: uninstall or rename one")
     return {family.name: family for family in found}
-
-
-def _layouts() -> dict[str, str]:
-    """The layouts that families bring, by kind."""
-    found: dict[str, str] = {}
-    for family in families().values():
-        for kind, reference in family.layouts.items():
-            if kind in found:
-                raise InputError(f"two families declare the layout {kind!r}: uninstall or rename one")
-            found[kind] = reference
-    return found
-
-
-layouts.BROUGHT.append(_layouts)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
+
+
+def width() -> int:
+    """Return the characters in a line of text on this terminal."""
+    return min(shutil.get_terminal_size().columns, 120)
+
 
 SECONDS_BETWEEN_LINES = 15.0
 

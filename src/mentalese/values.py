@@ -1,24 +1,126 @@
-"""Values of typed fields: typed on a command line, written in a file, or passed from Python."""
+"""Typed fields: ranges, classes that check their fields, and the error that a wrong value becomes.
+
+pydantic does the checking. Values from Python keep their type; values in files and on command lines may also be text.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
+import functools
 import numbers
-import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import numpy as np
+from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError, WrapValidator
+from pydantic.dataclasses import dataclass
 
 from mentalese.errors import InputError, nearest
 
-_MOST = 2**63 - 1  # what an integer of numpy and torch holds
-_NONE = ("none", "null")
-_BOOL = {"true": True, "false": False}
+T = TypeVar("T")
+_CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+_MOST = 2**63 - 1  # the largest integer of numpy and torch
+
+
+def _as_written(value: Any, check: Callable[[Any], float]) -> float:
+    """Check a number; a whole one stays an integer, as it stands in files and in fingerprints."""
+    number = check(value)
+    return value if type(value) is int else number
+
+
+Integer = Annotated[int, Field(ge=-_MOST, le=_MOST)]
+NonNegative = Annotated[int, Field(ge=0, le=_MOST)]
+Positive = Annotated[int, Field(ge=1, le=_MOST)]
+Number = Annotated[float, WrapValidator(_as_written)]
+PositiveNumber = Annotated[Number, Field(gt=0)]
+NonNegativeNumber = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Texts = Annotated[tuple[str, ...], Strict(False)]
+Place = Annotated[Path, Strict(False)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
+def checked_dataclass(section: str) -> Callable[[type[T]], type[T]]:
+    """Make a frozen, keyword-only dataclass whose fields are checked, by `InputError` that names `section.field`."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        made: Any = dataclass(cls, frozen=True, kw_only=True, config=_CONFIG)
+        check = made.__init__
+
+        @functools.wraps(check)
+        def checked_init(self: Any, **fields: Any) -> None:
+            fields = {name: value.item() if isinstance(value, np.generic) else value for name, value in fields.items()}
+            try:
+                check(self, **fields)
+            except ValidationError as error:
+                raise _input_error(error, section, made) from None
+
+        made.__init__ = checked_init
+        return made
+
+    return decorate
+
+
+def from_data(cls: type[T], section: str, fields: Any) -> T:
+    """Return the checked dataclass of fields in a file or on a command line; raises `InputError` that names one."""
+    try:
+        return TypeAdapter(cls).validate_python(fields, strict=False)
+    except ValidationError as error:
+        raise _input_error(error, section, cls) from None
+
+
+def checked(name: str, hint: Any, value: Any, *, parse: bool = False) -> Any:
+    """Return a value of this type; raises `InputError` with its name if it is of another.
+
+    Args:
+        parse: the value is from a file or a command line, where numbers may be text.
+    """
+    try:
+        return _adapter(hint).validate_python(value, strict=not parse)
+    except ValidationError as error:
+        raise _input_error(error, name, None) from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=_CONFIG)
+
+
+def _input_error(error: ValidationError, section: str, cls: Any) -> InputError:
+    """Return the first error of pydantic, as one sentence."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):
+        return cause
+    place = first["loc"] if cls is not None else ()  # of a single value it names members of a union
+    name = section
+    for part in place:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
+    if first["type"] == "unexpected_keyword_argument":
+        return InputError(f"{name}: no such field{nearest(place[-1], _fields_at(cls, place[:-1]))}", name)
+    if first["type"] == "missing":
+        return InputError(f"{name} is missing: set it", name)
+    message = first["msg"].replace("Input should", "it should").removeprefix("Value error, ")
+    return InputError(f"{name} is {shown(first['input'])}: {message}", name)
+
+
+def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:
+    """Return the names of fields of the dataclass at a place in a dataclass."""
+    for part in place:
+        if isinstance(part, str):
+            hint = typing.get_type_hints(cls)[part]
+            cls = next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; a long one is cut, and an object with a page of its own is named by its type."""
+    text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | Path | None) else ""
+    text = text or f"of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:76]} .."
 
 
 @contextmanager
@@ -32,273 +134,3 @@ def temporarily(target: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(target, name, value)
-
-
-def members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return tuple(typing.get_args(hint)) if union else (hint,)
-
-
-def is_simple(hint: Any) -> bool:
-    """Whether the type is made of numbers, text, truth values, paths, None and tuples of them."""
-    for member in members(hint):
-        if typing.get_origin(member) is tuple:
-            if not all(item is Ellipsis or is_simple(item) for item in typing.get_args(member)):
-                return False
-        elif typing.get_origin(member) is not Literal and member not in (int, float, bool, str, Path, type(None)):
-            return False
-    return True
-
-
-def describe(hint: Any) -> str:
-    """The type in words: `an integer or none`."""
-    return " or ".join(dict.fromkeys(map(_describe_one, members(hint))))
-
-
-def _describe_one(hint: Any) -> str:
-    if typing.get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) is tuple:
-        items = typing.get_args(hint)
-        return f"{'a list' if Ellipsis in items else f'{len(items)} values'} ({describe(items[0])} each)"
-    if typing.get_origin(hint) is dict:
-        return "a dict"
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def is_flag(hint: Any) -> bool:
-    return bool in members(hint)
-
-
-def is_list(hint: Any) -> bool:
-    return any(typing.get_origin(member) in (tuple, list) for member in members(hint))
-
-
-def is_open_list(hint: Any) -> bool:
-    """Whether the type is a list of any length."""
-    return any(typing.get_origin(member) is tuple and Ellipsis in typing.get_args(member) for member in members(hint))
-
-
-def parse(hint: Any, text: str) -> Any:
-    """The value that `text` is under this type. A list is written with commas, or as JSON.
-
-    Raises:
-        ValueError: the text is none; the message says what to use.
-    """
-    if hint is Any:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text
-    if not is_list(hint):
-        return parse_words(hint, [text])
-    if text.startswith("["):
-        return check(hint, _json(hint, text))
-    return parse_words(hint, [part.strip() for part in text.strip("()").split(",") if part.strip()])
-
-
-def parse_words(hint: Any, words: Sequence[str]) -> Any:
-    """As `parse`, with each value of a list as a word of its own."""
-    options = members(hint)
-    if type(None) in options and len(words) == 1 and words[0].lower() in _NONE:
-        return None
-    lists = [member for member in options if typing.get_origin(member) is tuple]
-    if not lists:
-        return _parse_one(hint, options, words[0])
-    items = typing.get_args(lists[0])
-    if Ellipsis in items:
-        return tuple(parse(items[0], word) for word in words)
-    if len(words) != len(items):
-        raise ValueError(f"use {describe(lists[0])}")
-    return tuple(parse(item, word) for item, word in zip(items, words))
-
-
-def _parse_one(hint: Any, options: tuple[Any, ...], text: str) -> Any:
-    choices = [choice for member in options if typing.get_origin(member) is Literal for choice in member.__args__]
-    for choice in choices:
-        if str(choice) == text:
-            return choice
-    if bool in options and text.lower() in _BOOL:
-        return _BOOL[text.lower()]
-    for kind in (int, float):
-        if kind in options and (value := _number(kind, text)) is not None:
-            return value
-    if str in options:
-        return text
-    if Path in options:
-        return _path(text)
-    if any(not is_simple(member) for member in options):
-        return check(hint, _json(hint, text))
-    raise ValueError(f"use {describe(hint)}")
-
-
-def _path(text: str) -> Path:
-    if "\0" in text:
-        raise ValueError("use a path, which has no character 0")
-    return Path(text)
-
-
-def _number(kind: type, text: str) -> Any:
-    try:
-        number = kind(text)
-        return number if kind is int or math.isfinite(number) else None
-    except ValueError:
-        pass
-    try:  # 1e9 tokens are an integer
-        return int(float(text)) if kind is int and float(text).is_integer() and "e" in text.lower() else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _json(hint: Any, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        raise ValueError(f"use JSON, {describe(hint)}") from None
-
-
-def check(hint: Any, value: Any) -> Any:
-    """A value from JSON, YAML or TOML under this type: lists become tuples, and text is parsed where none is wanted.
-
-    Raises:
-        ValueError: the value is of another type; the message says what to use.
-    """
-    options = members(hint)
-    kinds = {typing.get_origin(member) or member for member in options}
-    if hint is Any or any(typing.get_origin(m) is Literal and value in typing.get_args(m) for m in options):
-        return value
-    if isinstance(value, str) and str not in kinds:  # YAML reads 1e-3 as text
-        return parse(hint, value)
-    if isinstance(value, list | tuple):
-        return _check_list(hint, value)
-    if isinstance(value, float) and float not in kinds and int in kinds and value.is_integer():
-        return int(value)
-    wanted = {float, int} if isinstance(value, int) and not isinstance(value, bool) else {type(value)}
-    if not kinds & wanted:
-        raise ValueError(f"use {describe(hint)}")
-    return value
-
-
-def _check_list(hint: Any, value: Sequence[Any]) -> Any:
-    for member in members(hint):
-        kind, items = typing.get_origin(member) or member, typing.get_args(member)
-        if kind is list:
-            return value
-        if kind is not tuple:
-            continue
-        if Ellipsis in items:
-            items = (items[0],) * len(value)
-        if len(items) == len(value):
-            return tuple(check(item, part) for item, part in zip(items, value))
-    raise ValueError(f"use {describe(hint)}")
-
-
-# -- from Python -------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def check_fields(instance: Any, section: str) -> None:
-    """Checks each field of a dataclass, frozen or not, against its type; `conform` says what becomes of a value.
-
-    Args:
-        section: the name before the fields' in messages; may be empty.
-
-    Raises:
-        InputError: a value is of another type.
-    """
-    for name, hint in _hints(instance.__class__).items():
-        value = getattr(instance, name)
-        own = checked(f"{section}{section and '.'}{name}", hint, value)
-        if own is not value:
-            object.__setattr__(instance, name, own)
-
-
-def checked(name: str, hint: Any, value: Any) -> Any:
-    """What `conform` makes of a value; raises `InputError` with its name."""
-    try:
-        return conform(hint, value)
-    except ValueError as error:
-        raise InputError(f"{name} is {shown(value)}: {error}") from None
-
-
-def replaced(instance: Any, section: str, **fields: Any) -> Any:
-    """The dataclass with other values; raises `InputError` for a field that it does not have, and what it does."""
-    for name in fields:
-        if name not in (known := _hints(instance.__class__)):
-            raise InputError(f"{section}.{name}: no such field{nearest(name, known)}")
-    return dataclasses.replace(instance, **fields)
-
-
-def shown(value: Any) -> str:
-    """A value in a message; one that would fill pages is cut, and one with a page of its own is named by its type."""
-    text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | Path | None) else ""
-    text = text or f"of type {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:76]} .."
-
-
-def conform(hint: Any, value: Any) -> Any:
-    """A value under this type: lists become tuples, texts paths, and numpy's numbers Python's; no text is parsed.
-
-    Raises:
-        ValueError: the value is of another type, not finite, or beyond 64 bits; the message says what to use.
-    """
-    for member in members(hint):
-        own = _conform_one(member, value)
-        if own is not _NO:
-            return own
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and {int, float} & {*members(hint)}
-    if number and not -_MOST <= value <= _MOST:
-        raise ValueError("use a finite number, of at most 64 bits if it is an integer")
-    raise ValueError(f"use {describe(hint)}")
-
-
-_NO: Any = object()
-
-
-def _conform_one(member: Any, value: Any) -> Any:
-    """The value under one type of a union, or `_NO`."""
-    kind, items = typing.get_origin(member) or member, typing.get_args(member)
-    if kind is Any:
-        return value
-    if kind is Literal:
-        return value if any(type(value) is type(item) and value == item for item in items) else _NO
-    if kind is tuple:
-        return _conform_tuple(items, value) if isinstance(value, list | tuple) else _NO
-    if kind in (int, float):
-        return _conform_number(kind, value)
-    if kind in (str, Path) and isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ValueError("use text in Unicode") from None
-        return value if kind is str else _path(value)
-    return value if isinstance(value, kind) else _NO
-
-
-def _conform_tuple(items: tuple[Any, ...], value: Sequence[Any]) -> Any:
-    kinds = (items[0],) * len(value) if Ellipsis in items else items
-    if len(kinds) != len(value):
-        return _NO
-    try:
-        own = tuple(conform(kind, part) for kind, part in zip(kinds, value))
-    except ValueError:
-        return _NO
-    return value if isinstance(value, tuple) and all(a is b for a, b in zip(own, value)) else own
-
-
-def _conform_number(kind: type, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return _NO
-    if isinstance(value, numbers.Integral):
-        own: Any = int(value)
-        return (value if type(value) is int else own) if -_MOST <= own <= _MOST else _NO
-    if kind is int or not math.isfinite(value):
-        return _NO
-    return value if type(value) is float else float(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mentalese import override
 from mentalese.commands.dry_run import estimate, kept_bytes
 from mentalese.recipe import Phase
 from mentalese.testing.runs import by_hand, quiet_run
@@ -29,8 +30,8 @@ def test_live_bytes_are_those_that_something_needs() -> None:
 
 def test_a_dry_run_counts_the_longest_rows_of_a_curriculum(corpus: Path) -> None:
     """The memory of the first, shortest rows would not be enough for the last ones."""
-    short = by_hand("gpt2/tiny", corpus, steps=40).recipe.override(
-        "layout.sequence_length=16", "data.train_tokens=1000"
+    short = override(
+        by_hand("gpt2/tiny", corpus, steps=40).recipe, "layout.sequence_length=16", "data.train_tokens=1000"
     )
     longer = dataclasses.replace(short, phases=(Phase(start=1, clock="epochs", layout={"sequence_length": 64}),))
     long = dataclasses.replace(short, layout=dataclasses.replace(short.layout, sequence_length=64))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from mentalese import Family
 from mentalese.commands import COMMANDS
 from mentalese.commands.options import read
 
@@ -142,8 +143,7 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
         assert (program, model) == ("mentalese", "MODEL")
         assert command in COMMANDS
         module = importlib.import_module(f"mentalese.commands.{command}")
-        names, _ = read(module.Options, options, command)
-        assert names == (["OTHER"] if command == "diff" else [])
+        read(module.Options, [model, *options], command)
     assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff"}
 
 
@@ -159,7 +159,8 @@ def test_the_commands_of_training_have_options_that_exist() -> None:
     assert {"grow", "train", "answer", "push"} == set(seen)
 
 
-def test_the_family_that_contributing_declares_is_one() -> None:
+def test_the_family_that_contributing_declares_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Family, "__post_init__", lambda family: None)  # its modules do not exist
     code = BLOCK_IN_LIST.search((ROOT / "CONTRIBUTING.md").read_text())
     assert code is not None
     names: dict[str, object] = {}

@@ -24,12 +24,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 import mentalese
-from mentalese import InputError, Recipe, Saved, as_source, get_recipe, load
+from mentalese import InputError, Recipe, Saved, as_source, get_recipe, load, open_recipe, override
 from mentalese.cli import main
-from mentalese.config_source import read_config
 from mentalese.data.published import PUBLISHED
 from mentalese.data.sources import open_source
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
+from mentalese.model_fields import model_fields
 from mentalese.models.build import build_config
 from mentalese.recipe_files import sections
 from support import keep_changes, saved, shrink, tiny_recipes
@@ -139,7 +139,7 @@ def reads_back(recipe: Recipe) -> None:
     """A recipe that could be made can be written, read and named."""
     again = Recipe.from_dict(json.loads(json.dumps(recipe.to_dict())))
     assert again.fingerprint() == recipe.fingerprint()
-    assert recipe.override().to_dict() == recipe.to_dict()
+    assert override(recipe).to_dict() == recipe.to_dict()
 
 
 @given(fields(), anything)
@@ -191,7 +191,7 @@ settings_of_fields = st.builds(lambda place, value: f"{place[1]}.{place[2]}={val
 @example("gpt2/tiny", ["optimizer.learning_rate=1e999"])
 @cases(0.4)
 def test_settings_change_a_recipe_or_are_refused(name: str, settings: list[Any]) -> None:
-    recipe = refused_or_done(lambda: get_recipe(name).override(*settings))
+    recipe = refused_or_done(lambda: override(get_recipe(name), *settings))
     if recipe is not None:
         reads_back(recipe)
 
@@ -224,7 +224,7 @@ def recipe_files(draw: Any) -> tuple[str, bytes]:
 def test_files_of_recipes_are_read_or_refused(tmp_path: Path, file: tuple[str, bytes]) -> None:
     path = tmp_path / f"mine{file[0]}"
     path.write_bytes(file[1])
-    recipe = refused_or_done(lambda: Recipe.from_file(path))
+    recipe = refused_or_done(lambda: open_recipe(path))
     if recipe is not None:
         reads_back(recipe)
 
@@ -237,7 +237,7 @@ def test_files_of_recipes_are_read_or_refused(tmp_path: Path, file: tuple[str, b
 def test_a_config_takes_a_value_or_refuses_it(tokenizer: Any, drawn: st.DataObject) -> None:
     model = drawn.draw(mutated(get_recipe(drawn.draw(recipe_names)).model))
     if isinstance(model, dict) and drawn.draw(st.booleans()):
-        known = [*read_config("coconut").fields, *read_config("gpt2").fields]
+        known = [*model_fields("coconut").fields, *model_fields("gpt2").fields]
         model[drawn.draw(st.sampled_from(known))] = drawn.draw(data)
 
     def work() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import mentalese
-from mentalese import get_recipe
+from mentalese import get_recipe, override
 from support import shrink
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ print("losses", [record["loss"] for record in trainer.state.log_history if "loss
 def test_accelerate_launches_a_script(tmp_path: Path, corpus: Path) -> None:
     """Two processes are launched by torchrun in test_trainer.py."""
     pytest.importorskip("accelerate")
-    recipe = shrink(get_recipe("conceptlm/tiny"), corpus).override("train.steps=2")
+    recipe = override(shrink(get_recipe("conceptlm/tiny"), corpus), "train.steps=2")
     (tmp_path / "recipe.json").write_text(json.dumps(recipe.to_dict()))
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [

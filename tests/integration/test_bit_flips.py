@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mentalese import InputError, Recipe, cli, get_recipe
+from mentalese import InputError, Recipe, cli, get_recipe, override
 from mentalese.analyses.drawing import read_run
 from mentalese.compare.report import read_answers
 from mentalese.training.loop import train
@@ -61,7 +61,7 @@ def refusals() -> Iterator[None]:
 @pytest.fixture(scope="module", params=["gpt2/tiny", "coconut/tiny"])
 def recipe(request: pytest.FixtureRequest, corpus: Path) -> Recipe:
     small = shrink(get_recipe(request.param), corpus, steps=STEPS, checkpoint_every=2, eval_every=2)
-    return small.override("data.tokenizer=bpe:300", "evaluation.max_documents=2")
+    return override(small, "data.tokenizer=bpe:300", "evaluation.max_documents=2")
 
 
 @pytest.fixture(scope="module")

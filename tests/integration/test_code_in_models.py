@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
-from mentalese import InputError, cli, get_recipe, load
+from mentalese import InputError, cli, get_recipe, load, override
 from support import keep_changes, saved, shrink
 
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
@@ -111,7 +111,7 @@ def test_no_command_runs_code_of_a_folder(
 ) -> None:
     monkeypatch.setattr("builtins.input", never)
     monkeypatch.setattr("mentalese.viewer.play.play", lambda *_: None)  # what opens the model comes before
-    recipe = shrink(get_recipe("gpt2/tiny"), corpus, steps=1).override(f"data.tokenizer={folder}")
+    recipe = override(shrink(get_recipe("gpt2/tiny"), corpus, steps=1), f"data.tokenizer={folder}")
     for number in ("one", "two"):
         (tmp_path / f"{number}.json").write_text(json.dumps(recipe.to_dict() | {"name": f"small/{number}"}))
     places = {"folder": folder, "sound": sound, "out": tmp_path, "text": f"file:{corpus}"}

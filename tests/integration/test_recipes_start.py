@@ -25,7 +25,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mentalese import Recipe, recipes
+from mentalese import Recipe, override, recipes
 from mentalese.data import prosqa, sentences, tokenizers
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
@@ -268,7 +268,7 @@ def test_a_recipe_reads_its_source_and_its_model_has_room_for_it(source: str, to
     for recipe in RECIPES.values():
         if (recipe.data.source, recipe.data.tokenizer) != (source, tokenizer):
             continue
-        recipe = recipe.override(f"data.source={few(source)}")
+        recipe = override(recipe, f"data.source={few(source)}")
         data = dataclasses.replace(recipe.data, train_tokens=None, held_out=min(recipe.data.held_out, 20))
         asked = (data, type(recipe.layout), recipe.layout.sequence_length)
         if asked not in stores:
@@ -370,7 +370,8 @@ def test_a_small_version_of_a_recipe_takes_a_step(name: str, sources: None, tmp_
 
 def test_a_small_recipe_of_questions_starts_on_other_questions(sources: None, tmp_path: Path) -> None:
     """Stories of ten relations fill its context: they are no samples unless somebody asks for them."""
-    recipe = RECIPES["coconut/tiny"].override(
+    recipe = override(
+        RECIPES["coconut/tiny"],
         "data.source=clutrr:../shared/data/reasoning/clutrr", "data.train_tokens=none", "layout.too_long=skip",
         "train.steps=1", "train.epochs=none", "train.device=cpu",
     )  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 import mentalese
-from mentalese import InputError, get_recipe
+from mentalese import InputError, get_recipe, override
 from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.model import CoconutForCausalLM
@@ -41,7 +41,8 @@ def example() -> Any:
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An untrained Coconut, or another method, with four latents after a question and no written step."""
     method = getattr(request, "param", "coconut")
-    recipe = get_recipe(f"composition/{method}").override(
+    recipe = override(
+        get_recipe(f"composition/{method}"),
         f"data.source={SOURCE}",
         "layout.stage=5",
         "model.backbone.hidden_size=32",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mentalese import Recipe, get_recipe, load, recipes
+from mentalese import Recipe, get_recipe, load, override, recipes
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -429,7 +429,7 @@ def test_questions_without_steps_are_refused_or_counted(name: str, tmp_path: Pat
         ]
         path = tmp_path / f"{without}.jsonl"
         path.write_text("".join(json.dumps(row | {"answer": str(row["answer"])}) + "\n" for row in rows))
-        recipe = get_recipe(name).override(f"data.source=file:{path}", "data.train_tokens=None", "layout.batch_size=4")
+        recipe = override(get_recipe(name), f"data.source=file:{path}", "data.train_tokens=None", "layout.batch_size=4")
         store, tokenizer = prepare(recipe.data, recipe.layout, show=False)
         return Plan(store.splits["train"], recipe, tokenizer)
 

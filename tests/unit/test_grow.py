@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from mentalese import open_recipe
 from mentalese.cli import main
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
@@ -78,7 +79,7 @@ def test_the_recipe_of_a_grown_model_fits_its_context(tokenizer: Any, family: st
         LlamaForCausalLM(config).save_pretrained(tmp_path / f"base-{context}")
         tokenizer.save_pretrained(tmp_path / f"base-{context}")
         grow(str(tmp_path / f"base-{context}"), family, tmp_path / f"grown-{context}")
-        recipe = Recipe.from_file(tmp_path / f"grown-{context}" / "recipe.json")
+        recipe = open_recipe(tmp_path / f"grown-{context}" / "recipe.json")
         assert recipe.layout.sequence_length == min(context, 256)
         check_context(load_model(tmp_path / f"grown-{context}")[0].config, recipe)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mentalese.data.split import Split
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
+from mentalese.values import checked_dataclass
 from support import MARKERS, keep_changes, make_split, metrics, shrink
 
 # -- runs of an earlier version ----------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_a_run_of_an_earlier_version_is_resumed(corpus: Path, tmp_path: Path) ->
 # -- a layout of one's own ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class SentenceRows(RowLayout):
     """Each sentence is a row, after the token before it."""
 

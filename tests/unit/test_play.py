@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import tyro
 
 from mentalese import DataConfig, cli, get_recipe
-from mentalese.commands.options import read
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -67,7 +67,7 @@ def settings(player: Player, **values: float | None) -> list[float | None]:
 
 
 def parsed(command: str) -> GenerateOptions:
-    return read(GenerateOptions, shlex.split(command)[3:], "generate")[1]
+    return tyro.cli(GenerateOptions, args=shlex.split(command)[3:])
 
 
 def text(player: Player, options: GenerateOptions) -> str:

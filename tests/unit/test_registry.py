@@ -1,12 +1,14 @@
-"""Families are found by folder and by entry point, and importing the package costs nothing."""
+"""Families are found by folder and by entry point, and transformers' Auto classes know their models."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from mentalese import Family, InputError, Recipe, TrainConfig, get_recipe, match_recipes, recipes, registry
 from mentalese.registry import families
@@ -60,17 +62,49 @@ def test_every_family_says_what_it_is() -> None:
         assert family.description
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["mentalese", "transformers.models.auto.modeling_auto"])
-def test_auto_classes_know_every_family_whichever_is_imported_first(first: str) -> None:
-    code = (
-        f"import {first}, mentalese\n"
-        "from transformers import AutoConfig, AutoModelForCausalLM\n"
-        "config = AutoConfig.for_model('thought_gestalt')\n"
-        "print(AutoModelForCausalLM._model_mapping[type(config)].__name__)"
+def test_auto_classes_know_the_model_of_every_family() -> None:
+    for family in families().values():
+        for model_type, (_, model) in family.classes.items():
+            assert MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(model_type))] is registry.load(model)
+
+
+FOREIGN = """
+import sys
+sys.path.insert(0, {folder!r})
+import {first}
+import mentalese
+from transformers import AutoConfig, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("foreign"))
+assert type(model).__module__ == "foreign_family.model", type(model)
+assert "foreign" in mentalese.registry.families()
+"""
+
+
+@pytest.mark.parametrize("first", ["mentalese", "foreign_family", "transformers", "foreign_family.model"])
+def test_auto_classes_know_a_family_of_another_package(first: str, tmp_path: Path) -> None:
+    """A package that is imported first imports `mentalese`, which imports it again before it is complete."""
+    package, info = tmp_path / "foreign_family", tmp_path / "foreign-1.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mentalese.families]\nforeign = foreign_family\n")
+    (package / "__init__.py").write_text(
+        "from mentalese import Family\n"
+        "CLASSES = ('foreign_family.config:ForeignConfig', 'foreign_family.model:ForeignModel')\n"
+        "FAMILY = Family(name='foreign', description='', recipes='', classes={'foreign': CLASSES})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "ThoughtGestaltForCausalLM"
+    (package / "config.py").write_text(
+        "from mentalese import LatentThoughtConfig\n"
+        "class ForeignConfig(LatentThoughtConfig):\n    model_type = 'foreign'\n"
+    )
+    (package / "model.py").write_text(
+        "from mentalese import LatentThoughtModel\n"
+        "from foreign_family.config import ForeignConfig\n"
+        "class ForeignModel(LatentThoughtModel):\n    config_class = ForeignConfig\n"
+    )
+    code = FOREIGN.format(folder=str(tmp_path), first=first)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 ORDERS = [
@@ -80,12 +114,17 @@ ORDERS = [
     "from transformers import GPT2LMHeadModel; import mentalese",
     "import mentalese.families.baselines.gist",
     "import mentalese.families.coconut.model",
+    "import mentalese.families.coconut.config",
+    "import mentalese.models.registration",
     "from transformers.models.gpt2.modeling_gpt2 import GPT2Model; import mentalese.families.conceptlm.model",
 ]
 KNOWN = """
 import mentalese
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 assert AutoConfig.for_model("gpt2_gist").model_type == "gpt2_gist"
+sizes = {"vocab_size": 9, "n_embd": 4, "n_head": 1, "n_layer": 1}
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2_gist", **sizes))
+assert type(model).__name__ == "GPT2GistLMHeadModel"
 """
 
 

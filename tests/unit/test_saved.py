@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mentalese
-from mentalese import InputError, Saved, get_recipe
+from mentalese import InputError, Saved, get_recipe, override
 from mentalese.models.base import LanguageModel, as_model, class_of
 from mentalese.models.trace import ThoughtTrace
 from support import saved, shrink, tiny_recipes
@@ -140,8 +140,8 @@ def test_every_text_is_scored_and_by_itself(protocol: dict[str, Any], tokenizer:
 
 
 def test_fewer_documents_are_the_first_whatever_validation_drew(corpus: Path, tmp_path: Path) -> None:
-    recipe = shrink(get_recipe("gpt2/tiny"), corpus).override(
-        "evaluation.max_documents=2", "evaluation.documents_seed=1"
+    recipe = override(
+        shrink(get_recipe("gpt2/tiny"), corpus), "evaluation.max_documents=2", "evaluation.documents_seed=1"
     )
     opened = mentalese.load(saved(tmp_path / "run", recipe), device="cpu")
     assert opened.scored_by(max_documents=2).evaluation.chosen(9).tolist() == [0, 1]

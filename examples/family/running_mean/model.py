@@ -4,13 +4,9 @@ import torch
 from torch import nn
 
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.hf import Encoded, LatentThoughtModel
 from mentalese.models.trace import Thought
-
-
-class RunningMeanConfig(LatentThoughtConfig):
-    model_type = "running_mean"
+from running_mean.config import RunningMeanConfig
 
 
 class RunningMeanForCausalLM(LatentThoughtModel):

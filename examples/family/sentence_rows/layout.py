@@ -1,12 +1,11 @@
 """Each sentence is a row, after the token before it."""
 
-from dataclasses import dataclass
-
 from mentalese.data.layouts import RowLayout
 from mentalese.data.rows import document_windows
+from mentalese.values import checked_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class SentenceRows(RowLayout):
     """One sentence per row.
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from mentalese.commands.options import read_one
+from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AblationOptions
 from mentalese.formatting import unanswered
+from mentalese.values import checked_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Options(ResultOptions, AblationOptions):
     """Scores a saved model with its own thoughts, without them, with another text's, and with noise on them."""
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
-
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "ablate", "MODEL")
+    options = read(Options, words, "ablate")
     options.check()
     from mentalese.evaluation import ablation
 
     with only_result_on_stdout():
-        result = ablation.run(options.open(path), options, show=True)
+        result = ablation.run(options.open(), options, show=True)
     asked = result["unit"] == "accuracy"
 
     def change(value: float) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import ClassVar
 
-from mentalese.commands.options import read_one
+from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.files import check_place
+from mentalese.values import checked_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Options(ResultOptions, AnswerOptions):
     """Asks a saved model questions, and compares its answers with the right ones.
 
@@ -21,17 +20,15 @@ class Options(ResultOptions, AnswerOptions):
             text, the answer read from it, ..; or NAME.jsonl for these lines only.
     """
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
-
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "answer", "MODEL")
+    options = read(Options, words, "answer")
     options.check()
     from mentalese.evaluation import answers
 
     for place in answers.places(options.out) if options.out else ():
         check_place(place, "--out")
     with only_result_on_stdout():
-        metrics = answers.run(options.open(path), options, out=options.out, show=True)
+        metrics = answers.run(options.open(), options, out=options.out, show=True)
     options = dataclasses.replace(options, out=None)  # written
     options.report(metrics, ("metric", "value"), list(metric_rows(metrics)), text_read(metrics))

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.values import Place, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Speed, memory and cost of each named family's (or every family's) tiny recipe against its baseline.
 
     Attributes:
+        families: the families; all, if none is named.
         out: a JSON file for the figures.
         json: print the figures as JSON.
     """
 
-    out: Path | None = None
+    families: Annotated[Positional[Texts], arg(metavar="FAMILY")] = ()
+    out: Place | None = None
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    families, options = read(Options, words, "bench")
+    options = read(Options, words, "bench")
     from mentalese.compare.bench import bench, print_bench
 
     with only_result_on_stdout():
-        result = bench(families, options.out)
+        result = bench(list(options.families), options.out)
     if options.json:
         print_json(result)
     else:

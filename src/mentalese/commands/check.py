@@ -13,12 +13,16 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 from xml.etree import ElementTree
 
-from mentalese.commands.options import read_one
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.errors import InputError, nearest
 from mentalese.registry import ENTRY_POINTS, Family, families, load
 from mentalese.screen import print_table, progress
+from mentalese.values import checked_dataclass
 
 _TEST = """\
 from mentalese.testing import *
@@ -28,15 +32,17 @@ RECIPES = {tiny} + [name for name in MODES if name in {recipes}]
 _NO_TESTS = 5  # pytest's exit code if it has found none
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Runs the contract tests on a family: its name, module, or folder. The exit code is 1 if one fails.
 
     Attributes:
+        family: its name, module or folder.
         only: run only the tests with this in their names, as pytest's -k.
         verbose: print pytest's own report as well.
     """
 
+    family: Annotated[Positional[str], arg(metavar="FAMILY")]
     only: str | None = None
     verbose: bool = False
 
@@ -53,7 +59,8 @@ class Outcome:
 
 
 def run(words: list[str]) -> None:
-    what, options = read_one(Options, words, "check", "FAMILY")
+    options = read(Options, words, "check")
+    what = options.family
     if importlib.util.find_spec("pytest") is None:
         raise InputError("`mentalese check` needs pytest: pip install pytest")
     found, root = find(what)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from mentalese.commands.options import one, read
+from pydantic import Field
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.recipe_options import read_recipe, split_settings
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import SUFFIXES, from_file
+from mentalese.recipe_files import SUFFIXES, open_recipe
 from mentalese.registry import get_recipe, match_recipes
+from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Trains recipes on the same text and compares them. Fields given as options change every recipe.
 
     Attributes:
+        recipes: names, patterns and files of recipes, and section.field=value for other values of fields.
         match: what all runs have in common: model size (checked), or the first run's budget.
         seeds: runs per recipe; --seed is the first seed.
         tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
@@ -31,27 +35,23 @@ class Options:
         json: print the comparison as JSON.
     """
 
+    recipes: Annotated[Positional[Texts], Field(min_length=1), arg(metavar="RECIPE")]
     match: Literal["params", "tokens", "flops"] | None = None
-    seeds: int = 1
-    tune: tuple[str, ...] = ()
-    jobs: int | None = None
+    seeds: Positive = 1
+    tune: Texts = ()
+    jobs: Positive | None = None
     executor: str | None = None
     ablate: bool = False
-    out: Path = Path("runs/compare")
+    out: Place = Path("runs/compare")
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    patterns, settings, rest = split_settings(words)
+    patterns, _ = split_settings(words)
     if not patterns:
-        patterns, _ = read(Options, rest, "compare")
-        one(patterns, "compare", "RECIPE")
-    recipes, options = [], Options()
-    for recipe in _recipes(patterns):
-        changed, more, options = read_recipe(recipe, Options, [*settings, *rest], "compare")
-        if more:
-            one([*patterns, *more], "compare", "RECIPE")
-        recipes.append(changed)
+        patterns = list(read(Options, words, "compare").recipes)
+    changed = [read_recipe(recipe, Options, words, "compare") for recipe in _recipes(patterns)]
+    recipes, options = [recipe for recipe, _ in changed], changed[0][1]
 
     from mentalese.compare.compare import compare
     from mentalese.compare.report import print_comparison
@@ -82,7 +82,7 @@ def _recipes(patterns: list[str]) -> list[Recipe]:
     """The recipes of files, names and patterns, each once; a pattern brings the baselines of its recipes along."""
     found: list[Recipe] = []
     for pattern in patterns:
-        found += [from_file(Path(pattern))] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
+        found += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
     if any(character in pattern for pattern in patterns for character in "*?["):
         found = [*(get_recipe(recipe.baseline) for recipe in found if recipe.baseline), *found]
     return [recipe for i, recipe in enumerate(found) if recipe not in found[:i]]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated, Literal
 
-from mentalese.commands.options import read_one
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.data.documents import HELD_OUT
-from mentalese.errors import InputError
 from mentalese.recipe import Detokenizer
+from mentalese.values import Place, Positive, PositiveNumber, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Makes a token store: a text's tokens, documents and sentences on disk.
 
     Attributes:
-        out: the store's folder, required.
+        action: what to do.
+        source: the text, a source as in a recipe.
+        out: the store's folder.
         text_column: the column that contains the text, if a file has several.
         detokenizer: read a tokenised set of this format as running text.
         tokenizer: bpe:SIZE, a folder, or hub:NAME.
@@ -28,28 +31,24 @@ class Options:
             N.
     """
 
-    out: Path | None = None
+    action: Annotated[Positional[Literal["prepare"]], arg(metavar="prepare")]
+    source: Annotated[Positional[str], arg(metavar="SOURCE")]
+    out: Place
     text_column: str | None = None
     detokenizer: Detokenizer | None = None
     tokenizer: str = "bpe:4096"
     sentences: str = "sentencex"
-    min_sentence_tokens: int = 3
-    max_sentence_tokens: int = 64
-    held_out: float = HELD_OUT
+    min_sentence_tokens: Positive = 3
+    max_sentence_tokens: Positive = 64
+    held_out: PositiveNumber = HELD_OUT
 
 
 def run(words: list[str]) -> None:
-    if words[:1] != ["prepare"]:
-        if not {"-h", "--help", "--help-all"} & set(words):
-            raise InputError(f"`mentalese data` is followed by {words[:1]}: its only command is `prepare`")
-        words = ["prepare", "--help"]
-    source, options = read_one(Options, words[1:], "data prepare", "SOURCE")
-    if options.out is None:
-        raise InputError("`mentalese data prepare` needs --out: set the folder that the store is written to")
+    options = read(Options, words, "data")
     from mentalese.recipe import DataConfig
 
-    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options) if field.name != "out"}
-    config = DataConfig(source=source, **fields)
+    fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    config = DataConfig(**{name: value for name, value in fields.items() if name not in ("action", "out")})
     from mentalese.data.store import prepare, report
     from mentalese.screen import print_table
 

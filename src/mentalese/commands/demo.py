@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from mentalese.commands.options import none, read
+from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import score_text
 from mentalese.screen import print_table
+from mentalese.values import Place, Positive, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Trains five small models in a few minutes and writes a page: what each thinks, and what it loses without its
     thoughts.
@@ -22,14 +22,13 @@ class Options:
         json: print the result as JSON.
     """
 
-    jobs: int = 2
-    out: Path = Path("runs/demo")
+    jobs: Positive = 2
+    out: Place = Path("runs/demo")
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "demo")
-    none(names, "demo")
+    options = read(Options, words, "demo")
     from mentalese.suite.demo import run_demo
 
     with only_result_on_stdout():

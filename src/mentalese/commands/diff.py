@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, device, only_result_on_stdout, text_read
-from mentalese.errors import InputError
 from mentalese.evaluation.options import TextOptions
+from mentalese.values import checked_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Options(ResultOptions, TextOptions):
     """Scores the same tokens by two saved models: the mean difference, and that by position in the sentence.
 
     Attributes:
+        other: the second model.
         config: FIELD=VALUE ...: other values of the first model's config, as far as the weights allow.
         fast_steps: gradient steps that infer the first model's thoughts, if it infers them.
     """
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "fast_steps", "text_column", "detokenizer")
+    other: Annotated[Positional[str], arg(metavar="OTHER")]
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "diff")
-    if len(names) != 2:
-        count = f"{len(names)} were given ({', '.join(names)})" if names else "none was given"
-        raise InputError(f"`mentalese diff` takes a MODEL and an OTHER before its options, and {count}: see its --help")
+    options = read(Options, words, "diff")
     options.check()
     from mentalese.evaluation import paired
     from mentalese.models.saved import load
 
     with only_result_on_stdout():
-        result = paired.run(options.open(names[0]), load(names[1], device()), options, show=True)
+        result = paired.run(options.open(), load(options.other, device()), options, show=True)
     named = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
     rows = [
         (

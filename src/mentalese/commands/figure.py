@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
-from mentalese.commands.options import one, read
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import given_text
-from mentalese.errors import InputError
+from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Draws a figure of runs, results or models; `mentalese list` names all figures.
 
     Attributes:
-        out: the picture, .svg, .png or .pdf, required; its numbers are written next to it as .json.
+        figure: the name of the figure.
+        paths: runs, results or models.
+        out: the picture, .svg, .png or .pdf; its numbers are written next to it as .json.
         text: the text, for figures of one text.
         file: a text file instead.
         data: another source than the model's own, for figures of many texts or questions.
         documents: read only the first N of them.
     """
 
-    out: Path | None = None
+    figure: Annotated[Positional[str], arg(metavar="NAME")]
+    paths: Annotated[Positional[Texts], arg(metavar="PATH")] = ()
+    out: Place
     text: str | None = None
-    file: Path | None = None
+    file: Place | None = None
     data: str | None = None
-    documents: int | None = None
+    documents: Positive | None = None
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "figure")
-    name = one(names[:1], "figure", "NAME")
-    if options.out is None:
-        raise InputError("`mentalese figure` needs --out: set the picture's file, e.g. --out figure.svg")
+    options = read(Options, words, "figure")
     text = given_text(options.text, options.file)
     from mentalese.analyses.figures import write_figure
 
-    write_figure(name, names[1:], options.out, text, source=options.data, documents=options.documents)
+    write_figure(
+        options.figure, list(options.paths), options.out, text, source=options.data, documents=options.documents
+    )
     print(f"{options.out}, and its numbers in {options.out.with_suffix('.json')}")

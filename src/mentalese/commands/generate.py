@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
-from mentalese.commands.options import read_one
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import device, only_result_on_stdout, print_json, read_text
 from mentalese.errors import InputError
 from mentalese.models.generate_options import GenerateOptions, config_fields
+from mentalese.values import checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options(GenerateOptions):
-    __doc__ = GenerateOptions.__doc__
+    """Continues a text. One prompt streams on a terminal; many run in batches.
 
-    RARE: ClassVar[tuple[str, ...]] = ("config", "infer_every", "posterior_seed")
+    Attributes:
+        model: the folder of a run or a model, hub:NAME or models:NAME.
+        json: print a list of prompts and texts as JSON.
+    """
+
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "generate", "MODEL")
+    options = read(Options, words, "generate")
     kwargs = options.generation()
     if options.prompt and options.file:
         raise InputError("--prompt and --file are both given: use one of them")
@@ -32,7 +39,7 @@ def run(words: list[str]) -> None:
 
     from mentalese.models.saved import load
 
-    saved = load(path, device(), config=config_fields(options.config)).at(options.stage, options.latents)
+    saved = load(options.model, device(), config=config_fields(options.config)).at(options.stage, options.latents)
     kwargs |= options.inference(saved.model.generate)
     kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     one_stream = len(prompts) == 1 and options.num_beams == 1 and saved.model.causal and not options.json

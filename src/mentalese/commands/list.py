@@ -5,15 +5,17 @@ from __future__ import annotations
 import fnmatch
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from mentalese.commands.help import width
-from mentalese.commands.options import one, read
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import print_json
 from mentalese.errors import InputError, nearest
 from mentalese.recipe import Recipe
 from mentalese.registry import COLLECTIONS, families, recipes, recipes_of
+from mentalese.screen import width
+from mentalese.values import checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.commands.cost import Cost
@@ -23,12 +25,13 @@ PUBLISHED = ("/openstax", "/graphs")
 _LINES = 2
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Families with their main recipes, built-in data and figures. A PATTERN (`coconut`, `gpt2*/small`) lists all that
     have such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
 
     Attributes:
+        pattern: part of a name, or a pattern.
         family: all recipes of one family, without the settings of tables unless --table names one.
         table: the recipes that are settings of this table or figure of a paper, e.g. "Table 1", and what each costs:
             FLOPs of training and evaluation, and hours at 4e14 FLOPs per second.
@@ -36,6 +39,7 @@ class Options:
         json: the same as JSON; everything, if nothing is asked for.
     """
 
+    pattern: Annotated[Positional[str | None], arg(metavar="PATTERN")] = None
     family: str | None = None
     table: str | None = None
     all: bool = False
@@ -43,8 +47,8 @@ class Options:
 
 
 def run(words: list[str]) -> None:
-    patterns, options = read(Options, words, "list")
-    pattern = one(patterns, "list", "PATTERN") if patterns else None
+    options = read(Options, words, "list")
+    pattern = options.pattern
     everything = _everything()
     chosen = dict(recipes()) if options.family is None else _of_family(options.family)
     if options.table is not None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from typing import Any
 
-from mentalese.commands.help import width
-from mentalese.commands.options import none, read
+from mentalese.commands.options import read
 from mentalese.commands.shared import print_json
 from mentalese.install import install_command
+from mentalese.screen import width
+from mentalese.values import checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Trained models to open at once: `models:NAME` stands for the path of a model in every command.
 
@@ -24,8 +24,7 @@ class Options:
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "models")
-    none(names, "models")
+    options = read(Options, words, "models")
     from mentalese.files import read_json
     from mentalese.models.packaged import PREFIX, packaged_models
 

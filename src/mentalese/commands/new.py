@@ -5,35 +5,40 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
 from mentalese.errors import InputError
 from mentalese.files import check_folder_place, whole_folder
 from mentalese.registry import families, recipes
+from mentalese.values import Place, checked_dataclass
 
 TEMPLATE = Path(__file__).parents[1] / "templates" / "family"
 EXAMPLE = "running_mean"
 """The family that the template is; a new one has its files with another name."""
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Writes a package with a small family that keeps the contract: a model, a recipe, an entry point and a test.
 
     Attributes:
+        kind: what to write.
+        name: the family's name.
         out: the package's folder; NAME if it is not given.
     """
 
-    out: Path | None = None
+    kind: Annotated[Positional[Literal["family"]], arg(metavar="family")]
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    out: Place | None = None
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "new")
-    if names[:1] != ["family"] or len(names) != 2:
-        raise InputError(f"`mentalese new` is followed by {names}: use `mentalese new family NAME`")
-    name = names[1]
+    options = read(Options, words, "new")
+    name = options.name
     out = options.out or Path(name)
     check_folder_place(out, "--out")
     if out.exists():

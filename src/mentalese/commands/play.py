@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from typing import Annotated
 
-from mentalese.commands.options import read_one
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import device
 from mentalese.errors import InputError
 from mentalese.install import install_command
+from mentalese.values import NonNegative, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """A page on this machine to write with a model and see its thoughts; Ctrl+C ends it.
 
     Attributes:
+        model: the folder of a run or a model, hub:NAME or models:NAME.
         port: the page's port.
         host: an address of this machine; everyone who can reach it can use the page.
     """
 
-    port: int = 7860
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    port: NonNegative = 7860
     host: str = "127.0.0.1"
 
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "play", "MODEL")
+    options = read(Options, words, "play")
     if importlib.util.find_spec("gradio") is None:
         raise InputError(f"the page needs Gradio, which is not installed: {install_command('play')}")
     from mentalese.viewer.play import check_address, play
@@ -33,4 +38,4 @@ def run(words: list[str]) -> None:
     check_address(options.host, options.port)
     from mentalese.models.saved import load
 
-    play(load(path, device()), options.host, options.port)
+    play(load(options.model, device()), options.host, options.port)

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
 from mentalese.errors import InputError
 from mentalese.install import OURS, REPOSITORY, owner_on_index
 from mentalese.screen import print_table
+from mentalese.values import checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Uploads a run's best model with its tokenizer and card to the Hugging Face hub, into the repository NAME/NAME.
 
     Attributes:
+        model: the folder of a run or a model.
+        repo: the repository.
         dry_run: list the files and their sizes, print the card, and stop; needs no network.
         private: make a private repository, if there is none yet.
     """
 
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    repo: Annotated[Positional[str], arg(metavar="REPO")]
     dry_run: bool = False
     private: bool = False
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "push")
-    if len(names) != 2:
-        raise InputError(f"`mentalese push` takes MODEL and REPO, and got {len(names)}: name both")
-    path, repo = names
+    options = read(Options, words, "push")
+    path, repo = options.model, options.repo
 
     from mentalese.files import check_files
     from mentalese.models.checkpoints import check_weights, model_folder

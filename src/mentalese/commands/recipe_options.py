@@ -4,73 +4,98 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 
-from mentalese import values
-from mentalese.commands.option import Option, flag
-from mentalese.commands.options import own_options, parse
-from mentalese.config_source import is_filled_in, read_config
-from mentalese.docstrings import class_docs
+import tyro
+
+from mentalese.commands.options import read
+from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import change, parse_setting, section_fields, sections, set_in
+from mentalese.recipe_files import change, members, parse_setting, section_fields, sections, set_in
 
 T = TypeVar("T")
-SHORT = {("data", "source"): "--data", ("train", "seed"): "--seed"}
-"""Fields whose option has a name of its own."""
-COMMON = {"source", "tokenizer", "sequence_length", "batch_size", "learning_rate", "steps", "epochs", "tokens", "init"}
-COMMON |= {"precision", "device", "eval_every", "seed", "max_documents", "max_test_documents"}
-"""Fields, of whatever section, that `--help` shows; of a model those that the recipe sets."""
-_RARE = {("evaluation", "batch_size"), ("evaluation", "tokens")}
-"""Fields of the same name as one in `COMMON` that one seldom sets."""
+Made = tuple[str, Any, Any]  # a field of a dataclass: its name, type and default
+_SHORT = {"data.source": "--data", "train.seed": "--seed"}
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
-def split_settings(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Names and `section.field=value` before the first option, and the rest."""
+def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names, and each `section.field=value`, among the words before the first option."""
     first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    before = list(words[:first])
-    settings = [word for word in before if _SETTING.fullmatch(word)]
-    return [word for word in before if word not in settings], settings, list(words[first:])
+    settings = [word for word in words[:first] if _SETTING.fullmatch(word)]
+    return [word for word in words[:first] if word not in settings], settings
 
 
-def recipe_options(recipe: Recipe) -> list[Option]:
-    """An option for each field of the recipe; the recipe's values are the defaults."""
-    options = list(_model_options(recipe.model, ("model",)))
-    for section, config in sections(recipe).items():
-        docs = class_docs(type(config))
-        for name, hint in section_fields(type(config)).items():
-            path, value = (section, name), getattr(config, name)
-            common = name in COMMON and path not in _RARE
-            options.append(Option(path, SHORT.get(path, flag(*path)), hint, value, docs.get(name, ""), common=common))
-    return options
+def read_recipe(recipe: Recipe, options: type[T], words: Sequence[str], command: str) -> tuple[Recipe, T]:
+    """Return the recipe changed by options and settings, and the command's own options.
+
+    Raises:
+        InputError: a setting or a value that the recipe refuses.
+        SystemExit: help was asked for, or the words are wrong; tyro has printed why.
+    """
+    parts = {"model": _model_options(recipe.model, "model")}
+    parts |= {name: _section_options(section, name) for name, section in sections(recipe).items()}
+    fields = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
+    arguments = dataclasses.make_dataclass("Arguments", fields, bases=(options,), kw_only=True, frozen=True)
+    arguments.__doc__ = options.__doc__
+    parsed: Any = read(arguments, words, command)
+    changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
+    for setting in split_settings(words)[1]:
+        set_in(changes, *parse_setting(recipe, setting))
+    own = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(typing.cast(Any, options))}
+    return change(recipe, {name: part for name, part in changes.items() if part}), options(**own)
 
 
-def _model_options(model: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Option]:
-    """The fields of a config that are numbers, text or lists of them, also of a model inside the model."""
-    config = read_config(model["model_type"])
-    usual = {own: name for name, own in config.own_names.items()}
-    current = {config.own_names.get(name, name): value for name, value in model.items()}
-    for name, field in config.fields.items():
-        value = current.get(name, field.default)
+def _section_options(section: Any, place: str) -> Any:
+    docs, hints = field_docs(type(section)), section_fields(type(section))
+    fields = [_option(place, name, hint, getattr(section, name), docs.get(name, "")) for name, hint in hints.items()]
+    return dataclasses.make_dataclass(place, fields, kw_only=True)
+
+
+def _model_options(model: Mapping[str, Any], place: str) -> Any:
+    """Return the fields of a config that are numbers, text or lists of them, also of a model inside the model."""
+    known = model_fields(model["model_type"])
+    usual = {own: name for name, own in known.own_names.items()}
+    values = {known.own_names.get(name, name): value for name, value in model.items()}
+    fields: list[Made] = []
+    for name, field in known.fields.items():
+        value = values.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
-            yield from _model_options(value, (*path, name))
-        elif not is_filled_in(name) and value is not dataclasses.MISSING and values.is_simple(field.hint):
-            aliases = (flag(*path, usual[name]),) if name in usual else ()
-            yield Option((*path, name), flag(*path, name), field.hint, value, field.doc, aliases, name in current)
+            inner = _model_options(value, f"{place}.{name}")
+            fields.append((name, inner, dataclasses.field(default_factory=inner)))
+        elif not is_filled_in(name) and value is not MISSING and _is_simple(field.hint):
+            fields.append(_option(place, name, field.hint, value, field.doc, usual.get(name)))
+    return dataclasses.make_dataclass(place.replace(".", "_"), fields, kw_only=True)
 
 
-def read_recipe(recipe: Recipe, own: type[T], words: Sequence[str], command: str) -> tuple[Recipe, list[str], T]:
-    """The recipe changed by options and settings, what else is positional, and the command's own options."""
-    table = [*own_options(own), *recipe_options(recipe)]
-    about = f"{(own.__doc__ or '').partition(chr(10) * 2)[0]} Below are the fields of {recipe.name}, as options or as "
-    about += "section.field=value; [..] is the recipe's value."
-    elsewhere = {flag(*path): name for path, name in SHORT.items()}
-    names, given = parse(table, words, command, about, elsewhere)
-    settings = [word for word in names if _SETTING.fullmatch(word)]
+def _option(place: str, name: str, hint: Any, value: Any, doc: str, other: str | None = None) -> Made:
+    path, hint = f"{place}.{name}", hint | None if value is None else hint
+    aliases = [_SHORT[path]] if path in _SHORT else [f"--{place}.{other}".replace("_", "-")] if other else None
+    about = tyro.conf.arg(help=doc or None, aliases=aliases)
+    return name, Annotated[hint, about], dataclasses.field(default=tuple(value) if isinstance(value, list) else value)
+
+
+def _is_simple(hint: Any) -> bool:
+    """Return whether a type is made of numbers, text, truth values, none and tuples of them."""
+    for kind in members(hint):
+        if typing.get_origin(kind) is tuple:
+            if not all(item is Ellipsis or _is_simple(item) for item in typing.get_args(kind)):
+                return False
+        elif typing.get_origin(kind) is not typing.Literal and kind not in (int, float, bool, str, type(None)):
+            return False
+    return True
+
+
+def _changes(before: Any, after: Any) -> dict[str, Any]:
+    """Return the fields that differ, those of a model inside the model as a dict of their own."""
     changes: dict[str, Any] = {}
-    for path, value in (*given.items(), *(parse_setting(recipe, setting) for setting in settings)):
-        if len(path) > 1:
-            set_in(changes, path, value)
-    options = own(**{path[0]: value for path, value in given.items() if len(path) == 1})
-    return change(recipe, changes), [word for word in names if word not in settings], options
+    for field in dataclasses.fields(after):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(new):
+            if inner := _changes(old, new):
+                changes[field.name] = inner
+        elif old != new:
+            changes[field.name] = new
+    return changes

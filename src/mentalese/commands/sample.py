@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from mentalese.commands.options import read_one
+from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, device, metric_rows, only_result_on_stdout
 from mentalese.evaluation.options import SampleOptions
+from mentalese.values import checked_dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Options(ResultOptions, SampleOptions):
     """Samples text from a saved model: perplexity under a second model, entropy, speed, and MAUVE after prompts."""
 
-    RARE: ClassVar[tuple[str, ...]] = ("prompt_tokens", "draws", "config", "fast_steps", "text_column", "detokenizer")
-
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "sample", "MODEL")
+    options = read(Options, words, "sample")
     options.check()
     from mentalese.evaluation import samples
 
     with only_result_on_stdout():
         judge = samples.open_judge(options, device())
-        results = samples.run(options.open(path), options, judge, show=True)
+        results = samples.run(options.open(), options, judge, show=True)
     rows = [(kind, *row) for kind, result in results.items() for row in metric_rows(result)]
     options.report(results, ("kind", "metric", "value"), rows)

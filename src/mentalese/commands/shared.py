@@ -6,37 +6,41 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from mentalese.errors import InputError, require
+from tyro.conf import Positional, arg
+
+from mentalese.errors import InputError
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
 from mentalese.screen import print_table
+from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.models.saved import Saved
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class ResultOptions:
     """What the commands that measure a model have in common.
 
     Attributes:
+        model: the folder of a run or a model, hub:NAME or models:NAME.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         fast_steps: gradient steps that infer thoughts, for models that infer them (T_fast of Latent Thought Models).
         out: a JSON file for the results.
         json: print the results as JSON.
     """
 
-    config: tuple[str, ...] = ()
-    fast_steps: int | None = None
-    out: Path | None = None
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    config: Texts = ()
+    fast_steps: Positive | None = None
+    out: Place | None = None
     json: bool = False
 
-    def open(self, path: str) -> Saved:
+    def open(self) -> Saved:
         """The model of the command.
 
         Raises:
@@ -44,12 +48,11 @@ class ResultOptions:
         """
         from mentalese.models.saved import load
 
-        saved = load(path, device(), config=config_fields(self.config))
+        saved = load(self.model, device(), config=config_fields(self.config))
         if self.fast_steps is not None:
             config = saved.model.config
             if not (getattr(config, "num_latents", 0) and getattr(config, "scoring", "") == "variational"):
                 raise InputError(f"--fast-steps is {self.fast_steps}: this model takes no fast steps, remove it")
-            require(self.fast_steps >= 1, "--fast-steps", self.fast_steps, "set 1 or more")
             config.fast_steps = self.fast_steps
         return saved
 

@@ -6,37 +6,40 @@ import dataclasses
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from mentalese.commands.help import width
-from mentalese.commands.options import one, read
-from mentalese.commands.recipe_options import split_settings
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import print_json
-from mentalese.config_source import is_filled_in, read_config
 from mentalese.data.layouts import Packed
-from mentalese.docstrings import class_docs
+from mentalese.model_fields import field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import open_recipe, sections
+from mentalese.recipe_files import open_recipe, override, sections
 from mentalese.registry import recipes
+from mentalese.screen import width
+from mentalese.values import Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Every field of a recipe with its value and its meaning. `*` marks a value that is not its section's default, `+`
     one that is not its baseline's.
 
     Attributes:
+        recipe: a recipe's name or file.
+        settings: section.field=value ...: other values.
         json: the same as JSON.
     """
 
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
+    settings: Annotated[Positional[Texts], arg(metavar="SECTION.FIELD=VALUE")] = ()
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    names, settings, rest = split_settings(words)
-    more, options = read(Options, rest, "show")
-    recipe = open_recipe(one([*names, *more], "show", "RECIPE")).override(*settings)
+    options = read(Options, words, "show")
+    recipe = override(open_recipe(options.recipe), *options.settings)
     fields = explain(recipe)
     if options.json:
         about = {name: getattr(recipe, name) for name in ("name", "description", "baseline", "paper")}
@@ -61,7 +64,7 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
     twin = recipes().get(recipe.baseline or "")
     fields = _model(recipe.model, twin.model if twin else {}, "model")
     for section, config in sections(recipe).items():
-        docs, theirs = class_docs(type(config)), getattr(twin, section, None)
+        docs, theirs = field_docs(type(config)), getattr(twin, section, None)
         fields[section] = {
             field.name: _entry(
                 getattr(config, field.name),
@@ -81,7 +84,7 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dict[str, dict[str, dict[str, Any]]]:
-    config = read_config(model["model_type"])
+    config = model_fields(model["model_type"])
     same = twin.get("model_type") == model["model_type"]
     theirs = _by_own_name(twin) if same else {}
     ours = _by_own_name(model)
@@ -106,11 +109,11 @@ def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dic
 def _inner_names(model: Mapping[str, Any]) -> set[str]:
     """Fields of a model inside the model, which takes its sizes."""
     inner = [value for value in model.values() if isinstance(value, dict) and "model_type" in value]
-    return {name for value in inner for name in read_config(value["model_type"]).names()}
+    return {name for value in inner for name in model_fields(value["model_type"]).names()}
 
 
 def _by_own_name(model: Mapping[str, Any]) -> dict[str, Any]:
-    own_names = read_config(model["model_type"]).own_names
+    own_names = model_fields(model["model_type"]).own_names
     return {own_names.get(name, name): value for name, value in model.items()}
 
 

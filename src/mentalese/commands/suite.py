@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import scored_as
 from mentalese.screen import print_table
+from mentalese.values import Place, Positive, PositiveNumber, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Trains every method of some tasks, tuned alike, and says how much of the gap to the optimum each one closes.
 
     Attributes:
-        recipes: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
+        tasks: the tasks; all, if none is named.
+        methods: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
             controls; the first one left sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
@@ -28,25 +32,26 @@ class Options:
         json: print the result as JSON.
     """
 
-    recipes: tuple[str, ...] = ()
-    trials: int = 3
-    seeds: int = 3
-    jobs: int = 1
+    tasks: Annotated[Positional[Texts], arg(metavar="TASK")] = ()
+    methods: Annotated[Texts, arg(name="recipes")] = ()
+    trials: Positive = 3
+    seeds: Positive = 3
+    jobs: Positive = 1
     executor: str | None = None
-    size: float = 1.0
-    out: Path = Path("runs/suite")
+    size: PositiveNumber = 1.0
+    out: Place = Path("runs/suite")
     json: bool = False
 
 
 def run(words: list[str]) -> None:
-    names, options = read(Options, words, "suite")
+    options = read(Options, words, "suite")
     from mentalese.suite.run import run_suite
 
     with only_result_on_stdout():
         result = run_suite(
-            names,
+            list(options.tasks),
             options.out,
-            recipes=options.recipes,
+            recipes=options.methods,
             trials=options.trials,
             seeds=options.seeds,
             jobs=options.jobs,

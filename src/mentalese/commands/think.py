@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from mentalese.commands.options import read_one
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.shared import device, given_text
 from mentalese.errors import InputError
 from mentalese.models.generate_options import config_fields
+from mentalese.values import NonNegative, Place, Positive, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Shows what a model thinks of a text, on a page that needs no network. For models trained on questions, the text
     is used as the question.
 
     Attributes:
+        model: the folder of a run or a model, hub:NAME or models:NAME.
         text: what to think about.
         file: a text file instead.
         answer: the right answer, if the text is a question: the page says whether the model's own is right.
@@ -25,26 +29,28 @@ class Options:
             the same options, without its thoughts, or with noise on them.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
-        stage: ask at this stage of the curriculum (default: the last one of training).
-        latents: number of latent tokens after the question (default: as in training).
-        max_new_tokens: the most new tokens of an answer (default: as in the model's recipe).
+        stage: ask at this stage of the curriculum (not set: the last one of training).
+        latents: number of latent tokens after the question (not set: as in training).
+        max_new_tokens: the most new tokens of an answer (not set: as in the model's recipe).
         fast_steps: gradient steps that infer the thoughts, for models that infer them.
     """
 
+    model: Annotated[Positional[str], arg(metavar="MODEL")]
     text: str | None = None
-    file: Path | None = None
+    file: Place | None = None
     answer: str | None = None
     against: str | None = None
-    out: Path = Path("think.html")
-    config: tuple[str, ...] = ()
-    stage: int | None = None
-    latents: int | None = None
-    max_new_tokens: int | None = None
-    fast_steps: int | None = None
+    out: Place = Path("think.html")
+    config: Texts = ()
+    stage: NonNegative | None = None
+    latents: NonNegative | None = None
+    max_new_tokens: Positive | None = None
+    fast_steps: Positive | None = None
 
 
 def run(words: list[str]) -> None:
-    path, options = read_one(Options, words, "think", "MODEL")
+    options = read(Options, words, "think")
+    path = options.model
     text = given_text(options.text, options.file)
     if text is None:
         raise InputError("--text and --file are missing: use one of them")

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from mentalese.commands.options import one, read
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import read
 from mentalese.commands.recipe_options import read_recipe, split_settings
 from mentalese.errors import InputError
 from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import scored_as, unanswered
 from mentalese.recipe_files import open_recipe
+from mentalese.values import Place, PositiveNumber, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class Options:
     """Trains a recipe, every field of which is an option (`mentalese train RECIPE --help`).
 
     Attributes:
+        recipe: a recipe's name or file.
+        settings: section.field=value ...: other values of fields.
         out: the run's folder; runs/RECIPE if it is not given.
         resume: resume the run in this folder.
         dry_run: print size, cost and time of the run, and stop.
         flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
     """
 
-    out: Path | None = None
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
+    settings: Annotated[Positional[Texts], arg(metavar="SECTION.FIELD=VALUE")] = ()
+    out: Place | None = None
     resume: bool = False
     dry_run: bool = False
-    flops_per_second: float | None = None
+    flops_per_second: PositiveNumber | None = None
 
 
 def run(words: list[str]) -> None:
-    names, settings, rest = split_settings(words)
-    if not names:
-        names, _ = read(Options, rest, "train")  # prints help if that is asked for
-    recipe = open_recipe(one(names, "train", "RECIPE"))
-    recipe, more, options = read_recipe(recipe, Options, [*settings, *rest], f"train {recipe.name}")
-    one([*names, *more], "train", "RECIPE")
-    if options.flops_per_second is not None:
-        if not options.dry_run:
-            raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
-        if options.flops_per_second <= 0:
-            raise InputError(f"--flops-per-second is {options.flops_per_second:g}: use a positive number")
+    names, _ = split_settings(words)
+    if len(names) > 1:
+        raise InputError(f"`mentalese train` takes one RECIPE, and got {', '.join(names)}")
+    name = names[0] if names else read(Options, words, "train").recipe
+    recipe, options = read_recipe(open_recipe(name), Options, words, "train")
+    if options.flops_per_second is not None and not options.dry_run:
+        raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
     if options.dry_run:
         from mentalese.commands.dry_run import print_dry_run

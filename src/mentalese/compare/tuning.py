@@ -23,9 +23,8 @@ from mentalese.errors import InputError
 from mentalese.evaluation.metric import METRICS, Metric
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import field_type, override
+from mentalese.recipe_files import field_type, members, override
 from mentalese.training.run_folder import RunResult, same_run
-from mentalese.values import members
 
 EXTENSIONS = 2
 SEED = 10_000

@@ -6,23 +6,33 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
 from mentalese.data.documents import HELD_OUT
-from mentalese.errors import InputError, require
-from mentalese.values import check_fields, shown
+from mentalese.errors import require
+from mentalese.values import NonNegative, Positive, PositiveNumber, Texts, checked_dataclass
 
 AnswerRuleName = Literal["text", "number", "choice"]
 AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tokens": None, "held_out": HELD_OUT}
 """Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
 how much of it."""
+
+
+def _named(source: Any) -> Any:
+    """Refuse texts in the place of their name."""
+    if not isinstance(source, str):
+        raise ValueError("use the name of a source; texts from Python get one from mentalese.as_source(texts)")
+    return source
+
+
+SourceName = Annotated[str, BeforeValidator(_named)]
 Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("data")
 class DataConfig:
     """Which text, in which tokens and sentences.
 
@@ -47,42 +57,33 @@ class DataConfig:
             (Latent Thought Models and MDLM: 100,000).
     """
 
-    source: str = "builtin:stdlib"
+    source: SourceName = "builtin:stdlib"
     text_column: str | None = None
     detokenizer: Detokenizer | None = None
     tokenizer: str = "bpe:4096"
     sentences: str = "sentencex"
-    min_sentence_tokens: int = 3
-    max_sentence_tokens: int = 64
-    train_tokens: int | None = None
-    held_out: float = HELD_OUT
+    min_sentence_tokens: Positive = 3
+    max_sentence_tokens: Positive = 64
+    train_tokens: Positive | None = None
+    held_out: PositiveNumber = HELD_OUT
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str):
-            raise InputError(
-                f"data.source is {shown(self.source)}: use the name of a source; texts from Python get one from "
-                "mentalese.as_source(texts)"
-            )
-        check_fields(self, "data")
-        minimum, train_tokens = self.min_sentence_tokens, self.train_tokens
-        require(minimum >= 1, "data.min_sentence_tokens", minimum, "set at least 1")
-        require(train_tokens is None or train_tokens >= 1, "data.train_tokens", train_tokens, "set 1 or more, or None")
         held_out = self.held_out
         require(
-            0 < held_out < 1 or (held_out >= 2 and held_out == int(held_out)),
+            held_out < 1 or (held_out >= 2 and held_out == int(held_out)),
             "data.held_out",
             held_out,
             "set a share between 0 and 1, or a number of documents from 2 on",
         )
         require(
-            self.max_sentence_tokens > minimum,
+            self.max_sentence_tokens > self.min_sentence_tokens,
             "data.max_sentence_tokens",
             self.max_sentence_tokens,
-            f"set more than data.min_sentence_tokens ({minimum})",
+            f"set more than data.min_sentence_tokens ({self.min_sentence_tokens})",
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("evaluation")
 class EvaluationConfig:
     """The protocol of a perplexity, or of answers to questions; it is written beside every figure.
 
@@ -115,28 +116,21 @@ class EvaluationConfig:
     """
 
     metric: Literal["perplexity", "accuracy"] = "perplexity"
-    answer_tokens: int = 64
+    answer_tokens: Positive = 64
     answer_rule: AnswerRuleName | None = None
     tokens: Literal["lexical", "all"] = "lexical"
-    context_length: int | None = None
-    stride: int | None = None
+    context_length: Annotated[Positive, Field(ge=2)] | None = None
+    stride: Positive | None = None
     joined: bool = False
-    batch_size: int = 16
-    max_documents: int | None = None
-    max_test_documents: int | None = None
-    documents_seed: int | None = None
+    batch_size: Positive = 16
+    max_documents: Positive | None = None
+    max_test_documents: Positive | None = None
+    documents_seed: NonNegative | None = None
     estimator: str | None = None
-    sample_prompts: tuple[str, ...] = ()
-    sample_tokens: int = 40
+    sample_prompts: Texts = ()
+    sample_tokens: Positive = 40
 
     def __post_init__(self) -> None:
-        check_fields(self, "evaluation")
-        at_least = {"context_length": 2, "stride": 1, "max_documents": 1, "max_test_documents": 1, "documents_seed": 0}
-        for name, least in at_least.items():
-            value = getattr(self, name)
-            require(value is None or value >= least, f"evaluation.{name}", value, f"set at least {least}, or None")
-        for name in ("batch_size", "sample_tokens", "answer_tokens"):
-            require(getattr(self, name) >= 1, f"evaluation.{name}", getattr(self, name), "set at least 1")
         if self.context_length is not None and self.stride is not None:
             require(
                 self.stride < self.context_length,

@@ -5,13 +5,14 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from tyro.conf import arg
 
 from mentalese.data.config import AnswerRuleName, Detokenizer
-from mentalese.errors import InputError, require
-from mentalese.values import check_fields
+from mentalese.errors import InputError
+from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.data.store import TokenStore
@@ -21,25 +22,43 @@ Decoding = Literal["greedy", "multinomial"]
 Kind = Literal["unconditional", "conditional"]
 
 
-@dataclass(frozen=True, kw_only=True)
+def _split(names: Any) -> Any:
+    """Split names that are joined by commas, as one text or in a list."""
+    parts = [names] if isinstance(names, str) else names
+    return tuple(name.strip() for part in parts for name in part.split(",")) if _are_texts(parts) else names
+
+
+def _are_texts(parts: Any) -> bool:
+    return isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts)
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not name or names.count(name) > 1:
+            raise ValueError(f"name {name} once" if name else "use one or more names, joined by commas")
+    return names
+
+
+Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_split), AfterValidator(_each_once)]
+"""Names, each once; those in one text are joined by commas."""
+
+
+@checked_dataclass("")
 class TextOptions:
     """Which text a model reads.
 
     Attributes:
-        source: the text (default: what the model was trained on).
+        source: the text (not set: what the model was trained on).
         text_column: the column of the text, if a file has several.
         detokenizer: read a tokenised set of this format as running text.
-        split: the part of the text to read; all: the whole of a text without splits (default: all for one file that the
+        split: the part of the text to read; all: the whole of a text without splits (not set: all for one file that the
             model was not trained on, else test).
     """
 
-    source: str | None = field(default=None, metadata={"flag": "--data"})
+    source: Annotated[str | None, arg(name="data")] = None
     text_column: str | None = None
     detokenizer: Detokenizer | None = None
     split: Literal["train", "validation", "test", "all"] | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, "")
 
     def read_by(self, saved: Saved) -> Saved:
         """The model with this text."""
@@ -64,7 +83,7 @@ class TextOptions:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class AblationOptions(TextOptions):
     """Which text is scored, or whose questions are asked.
 
@@ -72,10 +91,10 @@ class AblationOptions(TextOptions):
         documents: only the first N documents, or questions.
     """
 
-    documents: int | None = None
+    documents: Positive | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class PerplexityOptions(TextOptions):
     """Which text is scored, and by which protocol; what is not set is as in the model's recipe.
 
@@ -84,19 +103,19 @@ class PerplexityOptions(TextOptions):
         joined: score all documents joined by their ends, in blocks, instead of each by itself.
         context_length: tokens per block, or per window.
         documents: score only the first N documents.
-        stage: score questions at this stage of the curriculum (default: the last one of training).
-        latents: number of latent tokens after the question (default: as in training).
+        stage: score questions at this stage of the curriculum (not set: the last one of training).
+        latents: number of latent tokens after the question (not set: as in training).
     """
 
-    estimators: tuple[str, ...] = field(default=(), metadata={"commas": True})
+    estimators: Names = ()
     joined: bool = False
-    context_length: int | None = None
-    documents: int | None = None
-    stage: int | None = None
-    latents: int | None = None
+    context_length: Positive | None = None
+    documents: Positive | None = None
+    stage: NonNegative | None = None
+    latents: NonNegative | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class LimitOptions:
     """How many questions are asked.
 
@@ -104,30 +123,22 @@ class LimitOptions:
         limit: ask only the first N questions of each file, or of each task of lm-eval.
     """
 
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, "")
-        require(self.limit is None or self.limit >= 1, "limit", self.limit, "set at least 1, or remove it")
+    limit: Positive | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class HubOptions(LimitOptions):
     """Questions that lm-eval fetches.
 
     Attributes:
-        shots: examples before each question of hub: tasks, as lm-eval draws them (default: the task's own number).
+        shots: examples before each question of hub: tasks, as lm-eval draws them (not set: the task's own number).
             Tasks that lm-eval always asks without examples have none.
     """
 
-    shots: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.shots is None or self.shots >= 0, "shots", self.shots, "set at least 0, or remove it")
+    shots: NonNegative | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class TaskOptions(LimitOptions):
     """Questions of local files.
 
@@ -135,10 +146,10 @@ class TaskOptions(LimitOptions):
         task_files: the folder of the questions of lambada_openai and the other zero-shot sets.
     """
 
-    task_files: Path | None = None
+    task_files: Place | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
     """All options of the tasks of `mentalese eval`; an option that none of them uses is refused.
 
@@ -148,17 +159,10 @@ class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
             hub:race.
     """
 
-    tasks: tuple[str, ...] = field(default=("perplexity",), metadata={"commas": True})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("tasks", "estimators"):
-            names = getattr(self, name)
-            twice = [one for one in names if names.count(one) > 1]
-            require(not twice, name, ",".join(names), f"name {twice[0] if twice else ''} once")
+    tasks: Names = ("perplexity",)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class AnswerOptions(TextOptions):
     """How questions are asked; what is not set is as in the model's recipe.
 
@@ -170,36 +174,31 @@ class AnswerOptions(TextOptions):
         num_beams: use all beams of a search of this width as the answers instead.
         temperature: of sampled answers.
         seed: for shots and sampled answers.
-        answer_tokens: the most new tokens of an answer (default: as in training, or as many as the longest steps and
+        answer_tokens: the most new tokens of an answer (not set: as in training, or as many as the longest steps and
             answer have).
         answer_rule: compare answers to the letter (text), by value where the right answer is a number (number), or by
             the letter of a choice (choice).
         documents: ask only the first N questions.
-        stage: ask at this stage of the curriculum (default: the last one of training).
-        latents: number of latent tokens after the question (default: as in training).
+        stage: ask at this stage of the curriculum (not set: the last one of training).
+        latents: number of latent tokens after the question (not set: as in training).
     """
 
-    shots: int = 0
-    answer_samples: int | None = None
-    num_beams: int | None = None
-    temperature: float = 1.0
-    seed: int = 0
-    answer_tokens: int | None = None
+    shots: NonNegative = 0
+    answer_samples: Positive | None = None
+    num_beams: Annotated[Positive, Field(ge=2)] | None = None
+    temperature: PositiveNumber = 1.0
+    seed: Integer = 0
+    answer_tokens: Positive | None = None
     answer_rule: AnswerRuleName | None = None
-    documents: int | None = None
-    stage: int | None = None
-    latents: int | None = None
+    documents: Positive | None = None
+    stage: NonNegative | None = None
+    latents: NonNegative | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, least in (("shots", 0), ("answer_samples", 1), ("num_beams", 2)):
-            value = getattr(self, name)
-            require(value is None or value >= least, name, value, f"set at least {least}")
         if self.answer_samples is not None and self.num_beams is not None:
             raise InputError(
                 f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: set one of them"
             )
-        require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
         if self.temperature != 1 and self.answer_samples is None:
             raise InputError(
                 f"temperature is {self.temperature}: it is of sampled answers; remove it, or set answer_samples"
@@ -211,7 +210,7 @@ class AnswerOptions(TextOptions):
         return self.answer_samples or self.num_beams or 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class SampleOptions(TextOptions):
     """What is generated, and which model scores it.
 
@@ -219,31 +218,26 @@ class SampleOptions(TextOptions):
         judge: the model that scores the samples, PATH or hub:NAME; required.
         kind: sequences from nothing, continuations of the beginnings of documents, or both.
         samples: number of sequences (default 64), or of prompts (default 1,000, or all there are).
-        sample_tokens: new tokens per sample (default: as many as the model's context has room for, at most 1,024; after
+        sample_tokens: new tokens per sample (not set: as many as the model's context has room for, at most 1,024; after
             a prompt 50).
         prompt_tokens: tokens per prompt.
         draws: multinomial continuations of each prompt.
-        decoding: greedy or multinomial, from the whole distribution (default: both).
+        decoding: greedy or multinomial, from the whole distribution (not set: both).
         temperature: of multinomial sampling.
         seed: for sampling.
     """
 
     judge: str | None = None
     kind: Literal["unconditional", "conditional", "both"] = "unconditional"
-    samples: int | None = None
-    sample_tokens: int | None = None
-    prompt_tokens: int = 50
-    draws: int = 5
+    samples: Positive | None = None
+    sample_tokens: Positive | None = None
+    prompt_tokens: Positive = 50
+    draws: Positive = 5
     decoding: Decoding | None = None
-    temperature: float = 1.0
-    seed: int = 0
+    temperature: PositiveNumber = 1.0
+    seed: Integer = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("samples", "sample_tokens", "prompt_tokens", "draws"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "set at least 1")
-        require(self.temperature > 0, "temperature", self.temperature, "set a positive number")
         defaults: dict[str, object] = {name: about.default for name, about in self.__dataclass_fields__.items()}
         for name in ("source", "text_column", "detokenizer", "split", "prompt_tokens", "draws"):
             if self.kind == "unconditional" and getattr(self, name) != defaults[name]:

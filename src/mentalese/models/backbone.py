@@ -7,92 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    Conv1D,
-    GradientCheckpointingLayer,
-    PreTrainedModel,
-)
+from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedModel
 
-from mentalese.errors import InputError, nearest
-from mentalese.models.config import LatentThoughtConfig, check_numbers
+from mentalese.errors import InputError
+from mentalese.models.decoder_config import PAIRED, sliding_window
 from mentalese.models.transformers_seam import attention_of
-
-
-def decoder_config(where: str, fields: dict[str, Any]) -> Any:
-    """The Hugging Face config of a decoder from its `model_type` and fields.
-
-    Args:
-        where: the field that contains them, for messages.
-
-    Raises:
-        InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
-    """
-    values = dict(fields)
-    kind = values.pop("model_type", None)
-    if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        hint = nearest(str(kind), CONFIG_MAPPING.keys())
-        raise InputError(f"{where}.model_type is {kind!r}: use the type of a transformers decoder (gpt2, llama){hint}")
-    cls = CONFIG_MAPPING[kind]
-    if issubclass(cls, LatentThoughtConfig):
-        raise InputError(f"{where}.model_type is {kind!r}: use a decoder of transformers itself, such as gpt2 or llama")
-    known = set(cls.__dataclass_fields__) | set(cls.attribute_map)
-    for name in values:
-        if name not in known:
-            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, known)}")
-    check_numbers(where, cls, values)
-    try:
-        config = cls(**values)
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{where}: {' '.join(str(error).split())}") from error
-    if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
-        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, use one that has (gpt2, llama)")
-    if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
-        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, use another (gpt2, llama)")
-    encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
-    if config.is_encoder_decoder or encoder:
-        raise InputError(f"{where}.model_type is {kind!r}: it is not only a decoder, use one that is (gpt2, llama)")
-    return config
-
-
-def sliding_window(config: Any) -> int | None:
-    """The columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
-    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
-
-
-def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
-    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
-
-    Args:
-        windows: sliding windows are allowed: no column between a row's tokens is masked, or the caller counts tokens.
-    """
-    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
-    window, positions = sliding_window(config), getattr(config, "max_position_embeddings", 0)
-    if window is not None and window < positions and not windows:
-        raise InputError(
-            f"{where}.sliding_window is {config.sliding_window} and max_position_embeddings {positions}: latents need "
-            "attention in full, so set a window of all positions, or None if the type allows it"
-        )
-    if kinds - {"full_attention", "global", "sliding_attention"} or config.model_type in _BY_COLUMN:
-        raise InputError(
-            f"{where}.model_type is {config.model_type!r}: it does not attend in full to earlier tokens, use a "
-            "decoder that does (gpt2, llama)"
-        )
-
-
-_BY_COLUMN = {"mpt"}  # whose bias counts columns
-
-WINDOWED = (
-    *("exaone4", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
-    *("smollm3", "starcoder2"),
-)
-"""Types with windows that take the masks of `attention_masks`."""
-
-PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
-"""Types that take a mask of pairs, and embeddings for tokens."""
 
 
 def takes_pairs(config: Any) -> bool:

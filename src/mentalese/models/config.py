@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.anywhere import NotCopied
+from mentalese.models.registration import register_model
 from mentalese.nn.controls import ThoughtControl
 
 # Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
@@ -62,6 +63,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     Subclasses declare fields as annotations and check them in `validate_architecture(self)`, raising `InputError`.
 
     Attributes:
+        hidden_size: width of the hidden states.
+        num_hidden_layers: layers of the model.
+        num_attention_heads: attention heads of each layer.
+        initializer_range: standard deviation of initial weights.
+        tie_word_embeddings: use the embeddings of tokens as the weights of the head.
         thought_control: what the model reads in place of its thoughts, see `mentalese.nn.controls`; `None`: its own.
         has_thoughts: whether a model with this config has thoughts that can be controlled.
     """
@@ -94,6 +100,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         super().__post_init__(**kwargs)
         self._check_types()
         self.validate_architecture()
+        register_model(type(self))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

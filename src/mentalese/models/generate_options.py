@@ -5,16 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from mentalese.errors import InputError
+from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, Texts, checked_dataclass
 
 
-@dataclass(kw_only=True)
+@checked_dataclass("")
 class GenerateOptions:
-    """Continues a text. One prompt streams on a terminal; many run in batches.
+    """How a text is continued.
 
     Attributes:
         prompt: one or more texts to continue; a model that fills in masks fills in each `<|mask|>`.
@@ -27,31 +28,30 @@ class GenerateOptions:
         do_sample: draw tokens; implied by temperature, top-k and top-p.
         greedy: take the most likely token, whatever the model's own generation settings are.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
-        stage: ask at this stage of the curriculum (default: the last one of training).
-        latents: number of latent tokens after the question (default: as in training).
+        stage: ask at this stage of the curriculum (not set: the last one of training).
+        latents: number of latent tokens after the question (not set: as in training).
         fast_steps: gradient steps that infer the thoughts of the prompt, for models that infer them.
         infer_every: infer the thoughts again after this many new tokens.
-        posterior_seed: seed for inferring the thoughts. Default: --seed when sampling or with an empty prompt, else 0.
+        posterior_seed: seed for inferring the thoughts. Not set: --seed when sampling or with an empty prompt, else 0.
         seed: for drawing tokens.
-        json: print a list of prompts and texts as JSON.
     """
 
-    prompt: tuple[str, ...] = ()
-    file: Path | None = None
-    max_new_tokens: int = 100
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    num_beams: int = 1
+    prompt: Texts = ()
+    file: Place | None = None
+    max_new_tokens: NonNegative = 100
+    temperature: PositiveNumber | None = None
+    top_k: Positive | None = None
+    top_p: Annotated[PositiveNumber, Field(le=1)] | None = None
+    num_beams: Positive = 1
     do_sample: bool = False
     greedy: bool = False
-    config: tuple[str, ...] = ()
-    stage: int | None = None
-    latents: int | None = None
-    fast_steps: int | None = None
-    infer_every: int | None = None
-    posterior_seed: int | None = None
-    seed: int = 0
+    config: Texts = ()
+    stage: NonNegative | None = None
+    latents: NonNegative | None = None
+    fast_steps: NonNegative | None = None
+    infer_every: Positive | None = None
+    posterior_seed: Integer | None = None
+    seed: Integer = 0
 
     def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:
         """Keywords of a model's own `generate` that infers thoughts; it takes a while, so progress is shown."""
@@ -64,15 +64,7 @@ class GenerateOptions:
         return kwargs | ({"show_progress": True} if "show_progress" in takes else {})
 
     def generation(self) -> dict[str, Any]:
-        """Hugging Face's own keywords, those that were given; raises `InputError` for a value out of range."""
-        for name, value, right, remedy in (
-            ("temperature", self.temperature, lambda v: v > 0, "use a positive number"),
-            ("top-k", self.top_k, lambda v: v >= 1, "use at least 1"),
-            ("top-p", self.top_p, lambda v: 0 < v <= 1, "use a number in (0, 1]"),
-            ("num-beams", self.num_beams, lambda v: v >= 1, "use at least 1"),
-        ):
-            if value is not None and not right(value):
-                raise InputError(f"--{name} is {value}: {remedy}")
+        """Hugging Face's own keywords, those that were given; raises `InputError` if they contradict each other."""
         sampling = {
             name: value
             for name, value in (("temperature", self.temperature), ("top_k", self.top_k), ("top_p", self.top_p))

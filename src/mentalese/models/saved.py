@@ -27,7 +27,7 @@ from mentalese.models.inputs import check_tokens
 from mentalese.models.text_model import TextModel
 from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
-from mentalese.values import checked, replaced, shown
+from mentalese.values import checked, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +58,7 @@ class Saved(TextModel):
         """
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
-        other = dataclasses.replace(self, data=replaced(self.data, "data", **changes))
+        other = dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
         if self.recipe is None or source is None or read.get("held_out") is not None:
             return other
         held_out = self.recipe.data.held_out

@@ -13,7 +13,6 @@ from mentalese.data.layouts import Layout
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel
 from mentalese.recipe import Recipe
-from mentalese.values import replaced
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +51,7 @@ class TextModel:
         Raises:
             InputError: there is no such field, or the layout does not have such a protocol.
         """
-        evaluation = replaced(self.evaluation, "evaluation", **protocol)
+        evaluation = dataclasses.replace(self.evaluation, **protocol)
         self.layout.check_evaluation(evaluation)
         return dataclasses.replace(self, evaluation=evaluation)
 

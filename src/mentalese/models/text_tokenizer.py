@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, processors
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
@@ -26,10 +26,13 @@ from mentalese.data.prompts import PromptEncoder, TextRow
 from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
 from mentalese.errors import InputError
 from mentalese.models.anywhere import NotCopied, write_module
-from mentalese.models.transformers_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
+from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.tokenizer_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from transformers import PreTrainedModel
 
 MODULE = "mentalese_tokenizer"
 ABOUT = "mentalese"
@@ -272,3 +275,8 @@ def _truncated(row: TextRow, own: int, longest: int, side: str) -> TextRow:
     while side == "left" and skipped < len(middle) and middle.spans[skipped] is None:
         skipped += 1  # a text does not begin with the end of a sentence
     return row[:before] + middle[skipped:] + row[len(row) - after :]
+
+
+def register_tokenizer() -> None:
+    """Make `AutoTokenizer` know the class by its name, whatever the type of the model in the folder."""
+    AutoTokenizer.register(LatentThoughtConfig, tokenizer_class=MentaleseTokenizer)

@@ -1,8 +1,8 @@
 """Everything of transformers that is private, or has changed between its releases, in one place.
 
 No other module overrides a private hook of transformers, reads its private attributes or imports its submodules
-(`tests/unit/test_seam.py` fails on one that does). `mentalese.registration` is the second half: it adds our classes to
-the tables of transformers without importing it. Seen with 5.17.0, 5.23.0 and 5.24.0 unless an item says otherwise:
+(`tests/unit/test_seam.py` fails on one that does); `tokenizer_seam.py` is the part that needs no models. Seen with
+5.17.0, 5.23.0 and 5.24.0 unless an item says otherwise:
 
 | item | what happens to it here | public alternative |
 |---|---|---|
@@ -14,8 +14,9 @@ the tables of transformers without importing it. Seen with 5.17.0, 5.23.0 and 5.
 | `_prepare_model_inputs` | calls `check_prompt` | none: a prompt is found among three arguments |
 | `_is_stateful`, `_supports_*`, `_tied_weights_keys`, `_keep_in_fp32_modules_strict` | set from `DECLARED` | none |
 | `config._attn_implementation` | `attention_of`, `set_attention` | none |
-| `_encode_plus`, `_add_tokens`, `_auto_map` and others of a tokenizer | `ReadingTokenizer` | none |
-| `PaddingStrategy`, `TruncationStrategy` | imported here only | none |
+| `_encode_plus`, `_add_tokens`, `_auto_map` and others of a tokenizer | `tokenizer_seam.ReadingTokenizer` | none |
+| `PaddingStrategy`, `TruncationStrategy` | imported by `tokenizer_seam` only | none |
+| `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `Trainer` reads | `name_for_trainer` adds our classes | none |
 | `Trainer._wrap_model`, `Trainer._get_train_sampler` | `step_trainer` | none |
 | `TrainingArguments._n_gpu` | `use_one_gpu` | none |
 """
@@ -27,15 +28,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tokenizers import Encoding
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import SequentialSampler
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.tokenization_utils_base import TruncationStrategy as TruncationStrategy
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import ModelOutput
-from transformers.utils import PaddingStrategy as PaddingStrategy
 
 from mentalese.errors import InputError
 
@@ -228,47 +227,12 @@ def set_attention(config: Any, name: str | None) -> None:
     config._attn_implementation = name
 
 
-# -------------------------------------------------------------------------------------------------------- tokenizers
-
-
-class ReadingTokenizer(PreTrainedTokenizerFast):
-    """A fast tokenizer whose subclass encodes texts itself."""
-
-    def tokens_added(self) -> None:
-        """Forget what depends on the vocabulary, which has grown."""
-
-    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        self.tokens_added()
-        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
-
-    def encode_texts(
-        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
-    ) -> BatchEncoding:
-        """Return the tokens of a text or of several; the options are those of a call of the tokenizer, and strategies
-        of padding and truncation."""
-        return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
-
-    def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
-        return self.encode_texts(*texts, **options)
-
-    def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
-        """Return the lists of a `BatchEncoding` for one row; `return_NAME` says which."""
-        return self._convert_encoding(encoding, **returned)[0]
-
-    def warn_if_too_long(self, ids: list[int], max_length: int | None, verbose: bool) -> None:
-        """Warn once of more tokens than the model reads."""
-        self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
-
-    def remote_class(self) -> dict[str, Any]:
-        """Return the class that opens the tokenizer where this package is not imported."""
-        raise NotImplementedError(f"{type(self).__name__} needs remote_class")
-
-    @property
-    def _auto_map(self) -> dict[str, Any]:
-        return self.remote_class()
-
-
 # ----------------------------------------------------------------------------------------------------------- Trainer
+
+
+def name_for_trainer(model_type: str, model: type) -> None:
+    """Make `transformers.Trainer` smooth the labels of the next token for this model, as for those that it knows."""
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = model.__name__
 
 
 def step_trainer() -> Any:

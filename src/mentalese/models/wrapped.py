@@ -1,4 +1,4 @@
-"""A Hugging Face decoder inside a model of ours: its config, embeddings, padding, cache and cost."""
+"""A Hugging Face decoder inside a model of ours: its embeddings, padding, cache and cost."""
 
 from __future__ import annotations
 
@@ -12,95 +12,17 @@ from torch import Tensor, nn
 
 from mentalese.errors import InputError
 from mentalese.models.backbone import (
-    PAIRED,
     attention_masks,
     attention_width,
     build_decoder,
-    check_full_attention,
-    decoder_config,
     layers_of,
     linear_weights,
-    sliding_window,
 )
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.config import LatentThoughtConfig
+from mentalese.models.decoder_config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
-
-
-class WrappedDecoderConfig(LatentThoughtConfig):
-    """A model around a decoder, whose sizes it takes.
-
-    Attributes:
-        backbone: a Hugging Face decoder: its `model_type` and the fields of its config. Sizes are the backbone's,
-            vocabulary and special tokens those of this config.
-        hidden_size, num_hidden_layers, num_attention_heads, tie_word_embeddings, initializer_range: the backbone's;
-            another value is refused.
-    """
-
-    model_type = "wrapped_decoder"
-    default_backbone = "gpt2"
-    backbone: dict[str, Any] | None = None
-    hidden_size: int = None  # type: ignore[assignment]
-    num_hidden_layers: int = None  # type: ignore[assignment]
-    num_attention_heads: int = None  # type: ignore[assignment]
-    tie_word_embeddings: bool = None  # type: ignore[assignment]
-    initializer_range: float = None  # type: ignore[assignment]
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        self.backbone = self.backbone or {"model_type": self.default_backbone}
-        inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
-        for name in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "tie_word_embeddings",
-            "initializer_range",
-        ):
-            other = getattr(inner, "init_std", 0.02) if name == "initializer_range" else None  # OPT's name for it
-            value, inherited = getattr(self, name), getattr(inner, name, other)
-            if value not in (inherited, None):
-                raise InputError(
-                    f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
-                    f"{self.model_type}.backbone"
-                )
-            setattr(self, name, inherited)
-        super().__post_init__(**kwargs)
-
-    @property
-    def reads_windows(self) -> bool:
-        """True if the decoder may have sliding windows."""
-        return False
-
-    @property
-    def max_position_embeddings(self) -> int | None:
-        """Positions of the backbone."""
-        return getattr(self.backbone_config, "max_position_embeddings", None)
-
-    @property
-    def backbone_config(self) -> Any:
-        """The backbone's own config, with the vocabulary and special tokens of this one."""
-        config = decoder_config(f"{self.model_type}.backbone", self.backbone or {})
-        for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):
-            setattr(config, name, getattr(self, name))
-        return config
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windows=self.reads_windows)
-
-    def _at_least(self, least: float, *names: str) -> None:
-        for name in names:
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"{self.model_type}.{name} is {value}: set at least {least}")
-
-
-class LayeredDecoderConfig(WrappedDecoderConfig):
-    """A model that reads or adds in front of layers of its decoder; all columns between a row's tokens are tokens."""
-
-    model_type = "layered_decoder"
-    reads_windows = True
 
 
 @dataclass

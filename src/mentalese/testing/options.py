@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from mentalese.config_source import MISSING, ConfigField, is_filled_in, read_config
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.model_fields import MISSING, ConfigField, is_filled_in, model_fields
 from mentalese.models.build import build_config, build_model, context_length
+from mentalese.recipe_files import members
 from mentalese.registry import families
 from mentalese.testing.cases import MODES, Case
 from mentalese.testing.runs import DEVICE
-from mentalese.values import members
 
 Observed = dict[str, torch.Tensor]
 
@@ -44,7 +44,7 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
     batch = case.batch()
     ignored: list[str] = []
     seen: dict[str, list[Observed]] = {}  # most fields are held against the same base
-    for name, field in read_config(model["model_type"]).fields.items():
+    for name, field in model_fields(model["model_type"]).fields.items():
         if is_filled_in(name) or isinstance(idle.get(name), str):
             continue
         base = model | dict(idle.get(name, {}))

@@ -5,21 +5,18 @@
     qa          `QuestionAnswer` (question, steps, answer, perhaps with latents between them)
 
 Families bring `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `QuestionPairs`).
-
-Importing them loads neither torch nor transformers, so that recipes can name them.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
-from mentalese.data.layouts.base import Layout, RowLayout
+from mentalese.data.layouts.base import KINDS, Layout, RowLayout
 from mentalese.data.layouts.packed import Marked, Packed, PerDocument
 from mentalese.data.layouts.qa import QuestionAnswer
 from mentalese.data.layouts.sentences import SentenceStreams
 from mentalese.errors import InputError, nearest
+from mentalese.values import from_data
 
 __all__ = [
     "Layout",
@@ -30,25 +27,20 @@ __all__ = [
     "RowLayout",
     "SentenceStreams",
     "layout_class",
+    "layout_of",
 ]
-
-_BUILT_IN = {layout.kind: layout for layout in (Packed, PerDocument, Marked, SentenceStreams, QuestionAnswer)}
-
-BROUGHT: list[Callable[[], dict[str, str]]] = []
-"""Functions that return further layouts, kind -> `module:Class`; the registry adds one for all families."""
 
 
 def layout_class(kind: Any) -> type[Layout]:
-    """The layout of this kind, a built-in one or a family's.
+    """Return the layout of this kind, a built-in one or a family's; raises `InputError` with the nearest name."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+    return KINDS[kind]
 
-    Raises:
-        InputError: no layout has this kind.
-    """
-    if isinstance(kind, str) and kind in _BUILT_IN:
-        return _BUILT_IN[kind]
-    brought = {name: reference for more in BROUGHT for name, reference in more().items()}
-    if not isinstance(kind, str) or kind not in brought:
-        known = [*_BUILT_IN, *brought]
-        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(known)}{nearest(str(kind), known)}")
-    module, _, name = brought[kind].partition(":")
-    return getattr(importlib.import_module(module), name)
+
+def layout_of(fields: Any) -> Any:
+    """Return the layout that `kind` and its fields describe; a layout is returned as it is."""
+    if not isinstance(fields, dict):
+        return fields
+    own = {name: value for name, value in fields.items() if name != "kind"}
+    return from_data(layout_class(fields.get("kind")), "layout", own)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from mentalese.data.packing import pack_rows
 from mentalese.data.rows import BOS, MARKER_NAMES, PAD, Rows, store_index
 from mentalese.data.split import Split
-from mentalese.errors import InputError, require
-from mentalese.values import check_fields
+from mentalese.errors import InputError
+from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from mentalese.data.prompts import PromptEncoder, TextRow
 
 
-@dataclass(frozen=True, kw_only=True)
+KINDS: dict[str, type[Layout]] = {}
+"""Every layout that has been imported, by kind: the built-in ones, and those that families bring."""
+
+
+@checked_dataclass("layout")
 class Layout(ABC):
     """How documents become rows to train on and to score, and texts become prompts.
 
-    A subclass is a frozen, keyword-only dataclass whose fields are the options `--layout.NAME` of its recipes. It sets
+    A subclass is a `checked_dataclass("layout")` whose fields are the options `--layout.NAME` of its recipes. It sets
     `kind` and writes `training_rows`, `evaluation_rows`, `pack` and `protocol`; everything else has a default. A family
     declares its own in `Family.layouts`.
 
@@ -49,8 +53,11 @@ class Layout(ABC):
     questions: ClassVar[bool] = False
     beginning: ClassVar[str] = "after the beginning-of-text token"
 
-    def __post_init__(self) -> None:
-        check_fields(self, "layout")
+    def __init_subclass__(cls) -> None:
+        if (kind := cls.__dict__.get("kind")) is not None:
+            other = KINDS.setdefault(kind, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise InputError(f"two packages declare the layout {kind!r}: uninstall or rename one")
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +294,7 @@ class Layout(ABC):
                 raise InputError(f"evaluation.{name} is {value}: layout {self.kind!r} reads no windows; remove it")
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class RowLayout(Layout):
     """Rows of at most `sequence_length` tokens, a fixed number of them per step.
 
@@ -296,15 +303,10 @@ class RowLayout(Layout):
         batch_size: rows per optimiser step, over all ranks and micro-batches.
     """
 
-    sequence_length: int = 256
-    batch_size: int = 16
+    sequence_length: Annotated[Positive, Field(ge=2)] = 256
+    batch_size: Positive = 16
 
     changeable: ClassVar[tuple[str, ...]] = ("sequence_length", "batch_size")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.batch_size >= 1, "layout.batch_size", self.batch_size, "set at least 1")
-        require(self.sequence_length >= 2, "layout.sequence_length", self.sequence_length, "set at least 2")
 
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)

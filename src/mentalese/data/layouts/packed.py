@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +10,14 @@ from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows, document_windows, joined_windows, sentence_start, within_sentences
 from mentalese.data.split import Split
 from mentalese.errors import InputError
+from mentalese.values import checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class Packed(RowLayout):
     """Documents joined by end-of-document tokens and cut into rows.
 
@@ -61,7 +61,7 @@ class Packed(RowLayout):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class PerDocument(Packed):
     """Rows that never cross a document; shorter rows are padded.
 
@@ -77,7 +77,7 @@ class PerDocument(Packed):
         return document_windows(begin, end, self.sequence_length, self.sequence_length - 1, split.beginning or 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class Marked(Packed):
     """Documents joined and cut into rows, with a marker before and after each sentence.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +11,8 @@ from mentalese.data.documents import one_line
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
+from mentalese.values import NonNegative, PositiveNumber, Share, checked_dataclass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,7 @@ _CHAT_TEMPLATE = """\
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class QuestionAnswer(RowLayout):
     """One question per row with its steps and its answer; what follows the question is predicted.
 
@@ -60,13 +60,13 @@ class QuestionAnswer(RowLayout):
             number.
     """
 
-    stage: int = 0
-    stages: int = 0
+    stage: NonNegative = 0
+    stages: NonNegative = 0
     removal: Literal["steps", "tokens"] = "steps"
-    removal_smoothing: float | None = None
-    uniform_prob: float = 0.0
-    latents_per_step: int | None = None
-    latents: int | None = None
+    removal_smoothing: PositiveNumber | None = None
+    uniform_prob: Share = 0.0
+    latents_per_step: NonNegative | None = None
+    latents: NonNegative | None = None
     too_long: Literal["error", "skip"] = "error"
 
     kind = "qa"
@@ -74,16 +74,8 @@ class QuestionAnswer(RowLayout):
     questions = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("stage", "stages", "latents_per_step", "latents"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"layout.{name}", value, "set 0 or more")
-        require(0 <= self.uniform_prob <= 1, "layout.uniform_prob", self.uniform_prob, "set a number in [0, 1]")
-        smoothing = self.removal_smoothing
-        require(smoothing is None or smoothing > 0, "layout.removal_smoothing", smoothing, "set a positive number")
-        if smoothing is not None and self.removal != "tokens":
-            raise InputError(f"layout.removal_smoothing is {smoothing}: it needs layout.removal 'tokens'")
-        require(self.too_long in ("error", "skip"), "layout.too_long", self.too_long, "set error or skip")
+        if self.removal_smoothing is not None and self.removal != "tokens":
+            raise InputError(f"layout.removal_smoothing is {self.removal_smoothing}: it needs layout.removal 'tokens'")
         if self.uniform_prob and self.removal == "tokens":
             raise InputError(f"layout.uniform_prob is {self.uniform_prob}: it draws stages of layout.removal 'steps'")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +10,15 @@ from mentalese.data.layouts.base import Layout
 from mentalese.data.packing import pack_streams
 from mentalese.data.rows import Rows, sentence_streams
 from mentalese.data.split import Split
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
+from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class SentenceStreams(Layout):
     """Streams of whole sentences with a marker before and after each, never across documents.
 
@@ -28,20 +28,15 @@ class SentenceStreams(Layout):
         bucket_width: streams are grouped by their number of sentences in buckets of this width.
     """
 
-    max_sentences: int = 30
-    tokens_per_batch: int = 4096
-    bucket_width: int = 5
+    max_sentences: Positive = 30
+    tokens_per_batch: Positive = 4096
+    bucket_width: Positive = 5
 
     kind = "sentence_streams"
     changeable = ("max_sentences", "tokens_per_batch", "bucket_width")
     markers = True
     sequential = True
     beginning = "sentences between markers, read with the model's memory of earlier sentences"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("max_sentences", "tokens_per_batch", "bucket_width"):
-            require(getattr(self, name) >= 1, f"layout.{name}", getattr(self, name), "set at least 1")
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
         # A document of one sentence trains no memory: left out, as in the release of Thought Gestalt's authors.

@@ -8,7 +8,7 @@ FAMILY = Family(
     recipes="mentalese.families.baselines.recipes:RECIPES",
     classes={
         "gpt2_gist": (
-            "mentalese.families.baselines.gist:GPT2GistConfig",
+            "mentalese.families.baselines.config:GPT2GistConfig",
             "mentalese.families.baselines.gist:GPT2GistLMHeadModel",
         ),
     },

@@ -11,21 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import GPT2LMHeadModel, GPT2Model
 
 from mentalese.errors import InputError
-from mentalese.models.anywhere import NotCopied, OpensAnywhere
+from mentalese.families.baselines.config import GPT2GistConfig
+from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.peft_targets import adapt_by_default
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGenerationMixin, attention_of, one_cache
-
-
-class GPT2GistConfig(NotCopied, GPT2Config):
-    """GPT-2's settings, and which token ends a sentence."""
-
-    model_type = "gpt2_gist"
-
-    sentence_end_token_id: int = 2
 
 
 def gist_mask(ends: Tensor, attention_mask: Tensor | None, queries: int) -> Tensor:

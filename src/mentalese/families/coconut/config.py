@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mentalese.errors import InputError
-from mentalese.models.backbone import WINDOWED
-from mentalese.models.wrapped import WrappedDecoderConfig
+from mentalese.models.decoder_config import WINDOWED, WrappedDecoderConfig
 
 GateName = Literal["read", "forget", "write"]
 GATES: tuple[GateName, ...] = ("read", "forget", "write")

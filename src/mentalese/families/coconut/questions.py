@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.rows import Rows, ordinals
 from mentalese.errors import InputError
+from mentalese.values import checked_dataclass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mentalese.data.split import Split
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class QuestionSteps(QuestionAnswer):
     """Layout `qa`, whose training batches also have the tensors of `written_steps`.
 

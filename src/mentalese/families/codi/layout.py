@@ -10,15 +10,15 @@ model finds the token before the answer, `###`, in both. Scores and answers are 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
 from mentalese.data.rows import Rows
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
 from mentalese.families.coconut.questions import no_steps, written_steps
+from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ MARK = "###"
 """The text before every answer; the hidden states of its token are brought together."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("layout")
 class QuestionPairs(RowLayout):
     """Two rows per question: the teacher's with written steps, and the student's with latents.
 
@@ -45,17 +45,12 @@ class QuestionPairs(RowLayout):
             every split, each record that is longer with all of its steps and the latents, and reports their number.
     """
 
-    latents: int = 6
+    latents: Positive = 6
     last_step: bool = False
     too_long: Literal["error", "skip"] = "error"
 
     kind = "qa_pairs"
     questions = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.latents >= 1, "layout.latents", self.latents, "set at least 1")
-        require(self.too_long in ("error", "skip"), "layout.too_long", self.too_long, "set error or skip")
 
     @property
     def teacher(self) -> QuestionAnswer:

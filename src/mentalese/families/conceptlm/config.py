@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mentalese.errors import InputError
-from mentalese.models.wrapped import LayeredDecoderConfig
+from mentalese.models.decoder_config import LayeredDecoderConfig
 
 
 class ConceptLMConfig(LayeredDecoderConfig):

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from mentalese.errors import InputError
-from mentalese.models.wrapped import LayeredDecoderConfig
+from mentalese.models.decoder_config import LayeredDecoderConfig
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 """Decoders whose layers are attention and MLP, each after a norm, with rotary positions and embeddings as they are."""

@@ -12,6 +12,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     """Sizes and choices of a Thought Gestalt model. Layers count from 0.
 
     Attributes:
+        activation: of the MLP, exact GELU or SwiGLU.
         intermediate_size: width of the MLP; `None`: 4 d for `gelu`; 8/3 d, rounded up to a multiple of 8, for
             `swiglu`.
         layers_per_turn: a looped decoder: layer i has the block of layer i mod this number (ours); `None`: all layers

@@ -1,0 +1,97 @@
+"""The fields of a model's config, and what docstrings say of fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import docstring_parser
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from mentalese.errors import InputError, nearest
+from mentalese.values import checked
+
+MISSING = dataclasses.MISSING
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """A field of a model's config.
+
+    Attributes:
+        name: its name in the config class.
+        hint: its type; `Any` for one that is not checked here.
+        default: `MISSING` if it has none, or one that is made anew for each config.
+        doc: its meaning; may be empty.
+    """
+
+    name: str
+    hint: Any
+    default: Any
+    doc: str = ""
+
+    def read(self, place: str, value: Any) -> Any:
+        """Return a value from a file or a command line; text is parsed, all else stays as it is.
+
+        Raises:
+            InputError: the value is of another type.
+        """
+        parsed = checked(f"{place}.{self.name}", self.hint, value, parse=True)
+        return parsed if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class ModelFields:
+    """A config class.
+
+    Attributes:
+        fields: its own and its bases', without those that every config of transformers has.
+        own_names: the usual name of a field -> its name in this class, if it differs (`hidden_size` -> `n_embd`).
+    """
+
+    fields: dict[str, ConfigField]
+    own_names: dict[str, str]
+
+    def names(self) -> list[str]:
+        """Return every name that a field has."""
+        return [*self.fields, *self.own_names]
+
+
+def is_filled_in(name: str) -> bool:
+    """Return whether a field is set from the tokenizer, or by whoever calls the model, and not by a recipe."""
+    return name in ("vocab_size", "use_cache") or name.endswith("_token_id")
+
+
+@cache
+def model_fields(model_type: str) -> ModelFields:
+    """Return the fields of a model type's config; raises `InputError` with the nearest type if there is none."""
+    if model_type not in CONFIG_MAPPING:
+        close = nearest(model_type, CONFIG_MAPPING.keys())
+        raise InputError(f"model.model_type is {model_type!r}: no such type{close}", "model.model_type")
+    cls = CONFIG_MAPPING[model_type]
+    hints = typing.get_type_hints(cls, localns={"torch": torch})  # transformers imports it for type checkers only
+    docs, common = field_docs(cls), {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    fields = {
+        field.name: ConfigField(field.name, _checkable(hints[field.name]), field.default, docs.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+        if field.name not in common
+    }
+    return ModelFields(fields, dict(cls.attribute_map))
+
+
+def _checkable(hint: Any) -> Any:
+    """Return `Any` for a union with a `TypedDict`, which pydantic does not check before Python 3.12."""
+    return Any if any(map(typing.is_typeddict, typing.get_args(hint))) else hint
+
+
+def field_docs(cls: Any) -> dict[str, str]:
+    """Return what the docstrings of a class and its bases say of its fields; names may share an entry."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        for entry in docstring_parser.parse(base.__doc__ or "").params:
+            docs |= dict.fromkeys(entry.arg_name.split(", "), " ".join((entry.description or "").split()))
+    return docs

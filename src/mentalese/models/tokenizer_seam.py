@@ -1,0 +1,50 @@
+"""What our tokenizers need of transformers that it does not promise; see `transformers_seam`, whose table lists it.
+
+It is a file of its own because tokenizers are registered when `mentalese` is imported, and models import slowly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Encoding
+from transformers import BatchEncoding, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import TruncationStrategy as TruncationStrategy
+from transformers.utils import PaddingStrategy as PaddingStrategy
+
+
+class ReadingTokenizer(PreTrainedTokenizerFast):
+    """A fast tokenizer whose subclass encodes texts itself."""
+
+    def tokens_added(self) -> None:
+        """Forget what depends on the vocabulary, which has grown."""
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        self.tokens_added()
+        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
+
+    def encode_texts(
+        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
+    ) -> BatchEncoding:
+        """Return the tokens of a text or of several; the options are those of a call of the tokenizer, and strategies
+        of padding and truncation."""
+        return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
+
+    def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
+        return self.encode_texts(*texts, **options)
+
+    def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
+        """Return the lists of a `BatchEncoding` for one row; `return_NAME` says which."""
+        return self._convert_encoding(encoding, **returned)[0]
+
+    def warn_if_too_long(self, ids: list[int], max_length: int | None, verbose: bool) -> None:
+        """Warn once of more tokens than the model reads."""
+        self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
+
+    def remote_class(self) -> dict[str, Any]:
+        """Return the class that opens the tokenizer where this package is not imported."""
+        raise NotImplementedError(f"{type(self).__name__} needs remote_class")
+
+    @property
+    def _auto_map(self) -> dict[str, Any]:
+        return self.remote_class()
