@@ -54,7 +54,7 @@ from mentalese.suite.recipes import SUITE
 from mentalese.suite.run import run_suite
 from mentalese.training.loop import train
 from mentalese.training.parallel import setup
-from mentalese.training.run_folder import openings
+from mentalese.training.validation import openings
 
 ROOT = Path(__file__).parents[1]
 FAMILIES = {

@@ -33,7 +33,7 @@ from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import train
 from mentalese.training.parallel import gradient_shares
-from mentalese.training.run_folder import openings
+from mentalese.training.validation import openings
 from support import (
     assert_same,
     checkpoint,

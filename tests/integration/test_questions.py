@@ -23,7 +23,7 @@ from mentalese.evaluation.answers import AnswerMetrics
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.models.saved import Saved
 from mentalese.models.scoring import Perplexity
-from mentalese.training import loop
+from mentalese.training import loop, validation
 from mentalese.training.loop import train
 from mentalese.training.parallel import Parallel
 from support import assert_same, checkpoint, finish, launch, losses, metrics, power_cut, weights
@@ -229,7 +229,7 @@ def test_the_best_model_is_the_best_of_the_last_stage(
     def perplexity(*args: Any, **options: Any) -> Perplexity:
         return Perplexity(figures[min(len(asked), len(figures) - 1)][1], 1, 1, 9.0, 1.0, {})
 
-    monkeypatch.setattr(loop, "ask", answers)
+    monkeypatch.setattr(validation, "ask", answers)
     monkeypatch.setattr(Saved, "perplexity", perplexity)
     result = train(changed(recipe, "train", **options), tmp_path / "run", show=False)
     assert (result["steps"], result["best_step"]) == (end, best)

@@ -27,7 +27,7 @@ from mentalese.registry import get_recipe, recipes_of
 from mentalese.screen import print_table
 from mentalese.training import loop, memory
 from mentalese.training.parallel import Parallel, setup
-from mentalese.training.run_folder import openings
+from mentalese.training.validation import openings
 
 PROMPTS, NEW_TOKENS = 8, 32
 
@@ -86,7 +86,7 @@ class Contender:
     def generate(self) -> float:
         """Return new tokens per second, greedy, all prompts in one batch."""
         began = time.perf_counter()
-        saved = self.run.as_saved(self.recipe.layout)
+        saved = self.run.validation.saved(self.run.model, self.recipe.layout)
         saved.generate(self.prompts, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
         _synchronise()
         return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)

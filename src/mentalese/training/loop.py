@@ -27,20 +27,16 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from mentalese import provenance
 from mentalese.data.batch import to_device
-from mentalese.data.evaluation import evaluation_batches
-from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import answer_limit, ask, check_room
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.evaluation.split_result import SplitResult
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
-from mentalese.models.build import check_length, context_length
 from mentalese.models.checkpoints import save_model, saved_about
 from mentalese.models.lora import merged_weights
-from mentalese.models.saved import Saved, load
-from mentalese.recipe import EvaluationConfig, Recipe
+from mentalese.models.saved import load
+from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.log_buffer import LogBuffer
@@ -67,18 +63,16 @@ from mentalese.training.run_folder import (
     finished_result,
     init_weights,
     learning_curve,
-    openings,
 )
 from mentalese.training.signals import Interrupted, Stop, stop_signals
 from mentalese.training.start import outline, start
 from mentalese.training.state import State
 from mentalese.training.step import TrainStep
 from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
+from mentalese.training.validation import Validation
 
 Log = Callable[[dict[str, Any]], None]
-SAMPLES = 2  # without evaluation.sample_prompts
 ANSWERS = "answers.jsonl"  # to the questions of the test split
-TRIED = 50  # openings, until enough of them leave room for an answer
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
@@ -125,9 +119,8 @@ class Run:
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool, weights: bool = True) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         check_trackers(recipe.train.trackers)
-        self.metric = METRICS[recipe.evaluation.metric]
-        self.asks = self.metric is ACCURACY
-        if self.asks and parallel.world_size > 1 and recipe.train.parallel == "fsdp":
+        shared = parallel.world_size > 1 and recipe.train.parallel == "fsdp"
+        if shared and METRICS[recipe.evaluation.metric] is ACCURACY:
             raise InputError(
                 "train.parallel is 'fsdp': FSDP cannot generate answers; set train.parallel=ddp, use one process, or "
                 "set evaluation.metric=perplexity"
@@ -139,9 +132,9 @@ class Run:
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
         self.model, self.parameters = outline(recipe, self.tokenizer)
-        self.prompts, self.sample_tokens = self._sample_prompts()
-        self._limits: dict[Layout, int] = {}
-        self._check_evaluation()
+        self.validation = Validation(self.plan, self.store, out)
+        self.prompts, self.sample_tokens = self.validation.sample_prompts(self.model)
+        self.validation.check(self.model, show)
         if weights:
             check_memory(self.model, recipe, parallel)
             self._make_weights()
@@ -311,7 +304,7 @@ class Run:
         log(metrics)
         buffer.clear()
         best = self.state.best
-        shown = "" if best is None else f"{self.metric.name} {self.metric.format(best)}"
+        shown = "" if best is None else f"{self.validation.metric.name} {self.validation.metric.format(best)}"
         cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
         validated = f"  best {shown}{cut}" if shown else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
@@ -362,21 +355,22 @@ class Run:
             self._stop(checkpoints, stop.signum)
 
     def _validated(self, log: Log) -> None:
-        state, layout = self.state, self._layout_at(self.state.step)
+        state, metric, layout = self.state, self.validation.metric, self.validation.layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
-            saved = self.as_saved(layout)
-            figure = self._figure("validation", saved, before_batch=self._stop_together)
+            saved = self.validation.saved(self.model, layout)
+            figure = self.validation.score("validation", saved, before_batch=self._stop_together)
         figure = self.parallel.broadcast_object(figure)
         if layout.stage != state.stage:  # the best of another stage does not count at this one
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
-        value, nll = figure.value(self.metric), figure.scores.nll
+        value, nll = figure.value(metric), figure.scores.nll
         if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
             state.to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
-        if self._gains(value, state.best) or (self.asks and value == state.best and nll < (state.best_nll or 0.0)):
+        likelier = metric is ACCURACY and value == state.best and nll < (state.best_nll or 0.0)
+        if self._gains(value, state.best) or likelier:
             state.best, state.best_nll, state.best_step = value, nll, state.step
             state.unfinished = figure.unfinished
             self._save_model(figure)
@@ -386,74 +380,7 @@ class Run:
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
         """Test if the metric is better than it was, by more than `by`."""
-        return before is None or self.metric.better(value, before, by)
-
-    def _layout_at(self, step: int) -> Layout:
-        """The layout of evaluation after a step: questions as training last read them, text always in the same way."""
-        return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
-
-    def as_saved(self, layout: Layout) -> Saved:
-        """The model in training as one that is read with this layout."""
-        return Saved(
-            path=str(self.out),
-            model=self.model,
-            tokenizer=self.tokenizer,
-            data=self.recipe.data,
-            layout=layout,
-            evaluation=self._evaluation(layout),
-            recipe=self.recipe,
-        )
-
-    def _evaluation(self, layout: Layout) -> EvaluationConfig:
-        """The recipe's protocol; if it asks questions, answers may be as long as the longest steps and answer of all
-        splits."""
-        evaluation = self.recipe.evaluation
-        if not self.asks:
-            return evaluation
-        if layout not in self._limits:
-            self._limits[layout] = answer_limit(evaluation, layout, self.store.splits.values())
-        return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
-
-    def _figure(
-        self, name: str, saved: Saved, *, show: bool = False, out: Path | None = None, **options: Any
-    ) -> SplitResult:
-        """Score a split; of questions also the answers, which are written to `out`.
-
-        Args:
-            options: of `scoring.perplexity`.
-        """
-        split = self.store.splits[name]
-        scores = saved.perplexity(split, show=show, **options)
-        if not self.asks:
-            return SplitResult(scores)
-        answers = ask(saved, split, show=show)
-        if out is not None:
-            answers.write(out)
-        return SplitResult(scores, answers.metrics(), saved.layout.stage)
-
-    def _check_evaluation(self) -> None:
-        """Refuses now, rather than after training, what evaluation would refuse."""
-        for layout in self._layouts():
-            saved = self.as_saved(layout)
-            _ = saved.estimator  # raises
-            test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
-            evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
-            evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
-            if self.asks:
-                least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
-                check_room(saved.scored_by(**least), self.store.splits["validation"])
-                check_room(test.scored_by(**least), self.store.splits["test"])
-        limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
-        if self.show and longest > limit:
-            print(
-                f"{self.recipe.name}: evaluation.answer_tokens is {limit}, and the longest steps and answer have "
-                f"{longest} tokens, so answers may have {longest}",
-                file=sys.stderr,
-            )
-
-    def _layouts(self) -> list[Layout]:
-        """The layouts that evaluation may come to use: one for text, one per phase for questions."""
-        return self.recipe.layouts() if self.recipe.layout.questions else [self.recipe.layout]
+        return before is None or self.validation.metric.better(value, before, by)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -473,36 +400,6 @@ class Run:
             remove_remains(self.out / "model")
             write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))
         self.parallel.barrier()
-
-    def _sample_prompts(self) -> tuple[list[str], int]:
-        """Return the prompts of the samples of `result.json`, and their length; refused before training."""
-        recipe, model = self.recipe, self.model
-        questions = recipe.layout.questions
-        context = context_length(model.config) or math.inf
-        check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
-
-        def lengths(prompts: list[str]) -> list[int]:
-            """Tokens of each prompt in the layout that adds most to it."""
-            encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self._layouts()]
-            return torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
-
-        prompts = list(recipe.evaluation.sample_prompts)
-        taken = lengths(prompts) if prompts else []
-        if prompts and max(taken) >= context:
-            raise InputError(
-                f"evaluation.sample_prompts has a prompt of {max(taken)} tokens: the model's context is "
-                f"{context}, use shorter ones"
-            )
-        if not prompts:
-            found = openings(self.store, self.tokenizer, TRIED, questions=questions)
-            fitting = [pair for pair in zip(found, lengths(found)) if pair[1] < context][:SAMPLES]
-            prompts, taken = [prompt for prompt, _ in fitting], [length for _, length in fitting]
-        if not prompts:
-            raise InputError(
-                f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
-                f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
-            )
-        return prompts, int(min(recipe.evaluation.sample_tokens, context - max(taken)))
 
     def _provenance(self) -> dict[str, object]:
         return {
@@ -532,8 +429,8 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
                 model.load_state_dict(weights)
-            layout = self._layout_at(self.state.step)
-            recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self._evaluation(layout))
+            layout = self.validation.layout_at(self.state.step)
+            recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure.to_dict())
@@ -560,9 +457,9 @@ class Run:
         saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
         saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
-        test = self._figure("test", saved, show=self.show, out=self.out / ANSWERS)
+        test = self.validation.score("test", saved, show=self.show, out=self.out / ANSWERS)
         # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
-        sampling = {"do_sample": False} if self.asks else {"do_sample": True, "top_p": 0.9}
+        sampling = {"do_sample": False} if self.validation.asks else {"do_sample": True, "top_p": 0.9}
         texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
         records = read_metrics(self.out / "metrics.jsonl")
         tokens = self.plan.position(state.step).tokens

@@ -7,14 +7,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from mentalese.data.store import TokenStore, source_fingerprint, tokenizer_in_folder
-from mentalese.data.tokenizers import decode
+from mentalese.data.store import source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError
 from mentalese.files import check_folder_place, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
@@ -152,20 +148,6 @@ def _changes(before: object, after: object, where: str = "") -> str:
         names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
         return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
     return f"{where} was {before!r} and is {after!r}"
-
-
-def openings(
-    store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12, *, questions: bool = False
-) -> list[str]:
-    """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
-    split = store.splits["test"]
-    if questions:
-        return [
-            decode(split.segment(first).tolist(), tokenizer).strip() for first in split.document_segments[:-1][:count]
-        ]
-    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
-    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
-    return list(islice((text for text in texts if text.strip()), count)) or ["The"]
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:

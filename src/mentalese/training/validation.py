@@ -1,0 +1,165 @@
+"""Validations and the test of a run: their protocol at each step, and what is refused before training."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mentalese.data.evaluation import evaluation_batches
+from mentalese.data.layouts import Layout
+from mentalese.data.store import TokenStore
+from mentalese.data.tokenizers import decode
+from mentalese.errors import InputError
+from mentalese.evaluation.answers import answer_limit, ask, check_room
+from mentalese.evaluation.metric import ACCURACY, METRICS
+from mentalese.evaluation.split_result import SplitResult
+from mentalese.models.base import LanguageModel
+from mentalese.models.build import check_length, context_length
+from mentalese.models.saved import Saved
+from mentalese.recipe import EvaluationConfig
+from mentalese.training.plan import Plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLES = 2  # without evaluation.sample_prompts
+TRIED = 50  # openings, until enough of them leave room for an answer
+
+
+class Validation:
+    """The validations and the test of a run.
+
+    Args:
+        plan: of the run.
+        store: its text.
+        out: its folder.
+
+    Attributes:
+        metric: the metric by which the best model is chosen.
+    """
+
+    def __init__(self, plan: Plan, store: TokenStore, out: Path) -> None:
+        self.plan, self.store, self.out = plan, store, out
+        self.recipe, self.tokenizer = plan.recipe, plan.tokenizer
+        self.metric = METRICS[self.recipe.evaluation.metric]
+        self._limits: dict[Layout, int] = {}
+
+    @property
+    def asks(self) -> bool:
+        """True if questions are answered."""
+        return self.metric is ACCURACY
+
+    def layout_at(self, step: int) -> Layout:
+        """Return the layout after a step: questions as training last read them, text always in the same way."""
+        return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
+
+    def saved(self, model: LanguageModel, layout: Layout) -> Saved:
+        """Return the model in training as one that is read with this layout."""
+        return Saved(
+            path=str(self.out),
+            model=model,
+            tokenizer=self.tokenizer,
+            data=self.recipe.data,
+            layout=layout,
+            evaluation=self.protocol(layout),
+            recipe=self.recipe,
+        )
+
+    def protocol(self, layout: Layout) -> EvaluationConfig:
+        """Return the recipe's protocol, in which answers may be as long as the longest steps and answer."""
+        evaluation = self.recipe.evaluation
+        if not self.asks:
+            return evaluation
+        if layout not in self._limits:
+            self._limits[layout] = answer_limit(evaluation, layout, self.store.splits.values())
+        return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
+
+    def score(
+        self, name: str, saved: Saved, *, show: bool = False, out: Path | None = None, **options: Any
+    ) -> SplitResult:
+        """Score a split; of questions also the answers, which are written to `out`.
+
+        Args:
+            options: of `scoring.perplexity`.
+        """
+        split = self.store.splits[name]
+        scores = saved.perplexity(split, show=show, **options)
+        if not self.asks:
+            return SplitResult(scores)
+        answers = ask(saved, split, show=show)
+        if out is not None:
+            answers.write(out)
+        return SplitResult(scores, answers.metrics(), saved.layout.stage)
+
+    def check(self, model: LanguageModel, show: bool) -> None:
+        """Refuse now, rather than after training, what evaluation would refuse."""
+        for layout in self.layouts():
+            saved = self.saved(model, layout)
+            _ = saved.estimator  # raises
+            test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
+            evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
+            evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
+            if self.asks:
+                least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
+                check_room(saved.scored_by(**least), self.store.splits["validation"])
+                check_room(test.scored_by(**least), self.store.splits["test"])
+        limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
+        if show and longest > limit:
+            print(
+                f"{self.recipe.name}: evaluation.answer_tokens is {limit}, and the longest steps and answer have "
+                f"{longest} tokens, so answers may have {longest}",
+                file=sys.stderr,
+            )
+
+    def layouts(self) -> list[Layout]:
+        """Return the layouts that evaluation may come to use: one for text, one per phase for questions."""
+        return self.recipe.layouts() if self.recipe.layout.questions else [self.recipe.layout]
+
+    def sample_prompts(self, model: LanguageModel) -> tuple[list[str], int]:
+        """Return the prompts of the samples of `result.json`, and their length; refused before training."""
+        recipe = self.recipe
+        context = context_length(model.config) or math.inf
+        check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
+
+        def lengths(prompts: list[str]) -> list[int]:
+            """Tokens of each prompt in the layout that adds most to it."""
+            encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self.layouts()]
+            return torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
+
+        prompts = list(recipe.evaluation.sample_prompts)
+        taken = lengths(prompts) if prompts else []
+        if prompts and max(taken) >= context:
+            raise InputError(
+                f"evaluation.sample_prompts has a prompt of {max(taken)} tokens: the model's context is "
+                f"{context}, use shorter ones"
+            )
+        if not prompts:
+            found = openings(self.store, self.tokenizer, TRIED, questions=recipe.layout.questions)
+            fitting = [pair for pair in zip(found, lengths(found)) if pair[1] < context][:SAMPLES]
+            prompts, taken = [prompt for prompt, _ in fitting], [length for _, length in fitting]
+        if not prompts:
+            raise InputError(
+                f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
+                f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
+            )
+        return prompts, int(min(recipe.evaluation.sample_tokens, context - max(taken)))
+
+
+def openings(
+    store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12, *, questions: bool = False
+) -> list[str]:
+    """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
+    split = store.splits["test"]
+    if questions:
+        return [
+            decode(split.segment(first).tolist(), tokenizer).strip() for first in split.document_segments[:-1][:count]
+        ]
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
+    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
+    return list(islice((text for text in texts if text.strip()), count)) or ["The"]
