@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mentalese import InputError
-from mentalese.models.hf import LatentThoughtModel
-from mentalese.testing import Case, case, contract_cache, pytest_generate_tests  # noqa: F401 (pytest's)
+from mentalese.testing import Case, case, contract_cache, family, pytest_generate_tests  # noqa: F401 (pytest's)
 from support import tiny_recipes
 
 RECIPES = [*tiny_recipes(), "coconut/tiny-coconut", "conceptlm/tiny-mtp", "latent_thought/tiny-vae"]
@@ -63,11 +62,9 @@ def bad_calls(ids: Tensor, vocabulary: int) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_bad_call_is_refused_by_name(case: Case, training: bool) -> None:  # noqa: F811
-    model = case.model.train(training)
-    if not isinstance(model, LatentThoughtModel):
-        pytest.skip("another project's model checks its own calls")
-    ids = case.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
+def test_a_bad_call_is_refused_by_name(family: Case, training: bool) -> None:  # noqa: F811
+    model = family.model.train(training)
+    ids = family.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
     for name, arguments in bad_calls(ids, model.config.vocab_size).items():
         with pytest.raises(InputError, match=name.partition(":")[0]):
             model(**({"labels": arguments["input_ids"]} | arguments if training else arguments))
@@ -76,20 +73,16 @@ def test_a_bad_call_is_refused_by_name(case: Case, training: bool) -> None:  # n
             model.base_model(ids, attention_mask=torch.ones_like(ids)[:, 1:])
 
 
-def test_a_bad_prompt_is_refused_by_name(case: Case) -> None:  # noqa: F811
-    model = case.model
-    if not isinstance(model, LatentThoughtModel):
-        pytest.skip("another project's model checks its own calls")
-    ids = case.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
+def test_a_bad_prompt_is_refused_by_name(family: Case) -> None:  # noqa: F811
+    model = family.model
+    ids = family.prompts(["She had a son. He was"])["input_ids"].repeat(2, 1)
     calls = bad_calls(ids, model.config.vocab_size)
     for name in ("no rows", "no columns", "one row without its dimension", "float", "an id above the vocabulary"):
         with pytest.raises(InputError, match="input_ids"):
             model.generate(calls[f"input_ids: {name}"]["input_ids"], max_new_tokens=2)
 
 
-def test_small_integers_are_tokens_too(case: Case) -> None:  # noqa: F811
-    model = case.model
-    if not isinstance(model, LatentThoughtModel):
-        pytest.skip("another project's model checks its own calls")
-    ids = case.prompts(["She had a son. He was"])["input_ids"]
+def test_small_integers_are_tokens_too(family: Case) -> None:  # noqa: F811
+    model = family.model
+    ids = family.prompts(["She had a son. He was"])["input_ids"]
     torch.testing.assert_close(model(ids.int()).logits, model(ids).logits, rtol=0, atol=0)

@@ -1,1 +1,1 @@
-"""What every model is: the contract, Hugging Face's side of it, traces, and models on disk."""
+"""The interface of a model, the base of families, traces, and models on disk."""

@@ -26,21 +26,21 @@ from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
 ONE_PASS = ("exact", "causal")
-"""Estimators by which one pass gives each token's likelihood after the tokens before it alone."""
+"""Estimators by which one pass gives each token's likelihood after only the tokens before it."""
 
 _PIECE = 256  # tokens whose logits a trace computes at once
 
 
 @dataclass
 class LossOutput:
-    """What a training step returns.
+    """The result of a training step.
 
     Attributes:
         loss: scalar, the mean over the batch's targets.
         weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
             micro-batches and ranks by it, so that N ranks equal one.
         metrics: named scalars to log, each a mean over the batch as well; detached.
-        encoded: makes the final hidden states that the loss was computed from, for whoever wants their logits too.
+        encoded: makes the `Encoded` that the loss was computed from, for its logits.
     """
 
     loss: Tensor
@@ -49,7 +49,7 @@ class LossOutput:
     encoded: Callable[[], Any] | None = None
 
 
-# For the type checker a model is transformers'. At run time its class inherits this interface and a class of theirs.
+# For the type checker a model is one of transformers. At run time its class inherits this interface and such a class.
 if TYPE_CHECKING:
     from mentalese.models.transformers_seam import TypedModel as _Module
 else:
@@ -65,7 +65,7 @@ class LanguageModel(_Module):
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
-        about_thoughts: a sentence for readers of a trace: what this model's thoughts are; empty if it has none.
+        about_thoughts: a sentence for readers of a trace about this model's thoughts; empty if it has none.
         shown: what a trace contains, by name, in addition to `SHOWN` or overriding it.
     """
 
@@ -143,7 +143,7 @@ class LanguageModel(_Module):
         return weight
 
     def loss_head(self) -> Tensor | nn.Module:
-        """What losses take for the head: its matrix, or the module itself if a call of it is more (an adapter)."""
+        """The output head as losses need it: the weight matrix, or the module if it has an adapter."""
         return matrix_or_module(self.get_output_embeddings())
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
@@ -172,15 +172,15 @@ class LanguageModel(_Module):
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
     def before_step(self, seed: int) -> None:
-        """Called before each training step; what a model draws once per step (its depth) follows from the seed, and so
-        does its cost.
+        """Draw what a model draws once per step, such as its depth; called before each training step. The cost of the
+        step may depend on it.
 
         Args:
             seed: of the step, the same on all ranks and for all micro-batches.
         """
 
     def after_step(self) -> None:
-        """Called after each optimiser step, on all ranks: updates what a model learns without a gradient.
+        """Update what a model learns without a gradient; called after each optimiser step, on all ranks.
 
         `forward` with labels in training mode calls it itself, after each micro-batch.
         """
@@ -225,11 +225,11 @@ class LanguageModel(_Module):
         return {}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What `forward` takes to predict a batch's labels, of which it may not read any before its turn."""
+        """Inputs of `forward` that predict a batch's labels, none of which may be read before its turn."""
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """What `token_nll` returns, for final hidden states [batch, length, hidden]."""
+        """`token_nll` for final hidden states [batch, length, hidden]."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
@@ -254,7 +254,7 @@ class LanguageModel(_Module):
             hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
             return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
-        return [ThoughtTrace(row, {"surprisal": values}, **self._told) for row, values in zip(ids, nll)]
+        return [ThoughtTrace(row, {"surprisal": values}, **self._named) for row, values in zip(ids, nll)]
 
     @staticmethod
     def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -270,7 +270,7 @@ class LanguageModel(_Module):
             input_ids: [batch, length].
             scored: bool [batch, length], the tokens that the one before them predicts; others are NaN, and themselves
                 in the reading.
-            logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is asked for a few at a time.
+            logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is called for a few at a time.
         """
         surprisal = torch.full(input_ids.shape, math.nan, device=input_ids.device)
         entropy, predicted = surprisal.clone(), input_ids.clone()
@@ -285,14 +285,14 @@ class LanguageModel(_Module):
         return [
             ThoughtTrace(
                 ids, {"surprisal": surprisal[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
-                **self._told,
+                **self._named,
             )
             for row, ids in enumerate(input_ids)
         ]  # fmt: skip
 
     @property
-    def _told(self) -> dict[str, Any]:
-        """What a trace says of its model."""
+    def _named(self) -> dict[str, Any]:
+        """Fields of a trace that name its model."""
         return {"model": self.config.model_type, "control": getattr(self.config, "thought_control", None)}
 
 
@@ -378,7 +378,7 @@ def class_of(model: nn.Module) -> type[Any]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode (no dropout) inside the block; every module's own mode is restored after it."""
+    """Set eval mode (no dropout) inside the block, and restore every module's mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -21,7 +21,7 @@ from mentalese.models.base import ONE_PASS, LanguageModel, LossOutput, follows
 from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
-from mentalese.models.peft_targets import adapt_by_default
+from mentalese.models.lora import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
 
@@ -30,18 +30,18 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class CausalLMOutputWithThoughts(LogitsOutput):
-    """Hugging Face's output, and one `ThoughtTrace` per row if `output_thoughts=True` was asked for."""
+    """Hugging Face's output, and one `ThoughtTrace` per row with `output_thoughts=True`."""
 
     thoughts: list[ThoughtTrace] | None = None
 
 
 @dataclass(kw_only=True)
 class Encoded:
-    """What a family's `encode` returns: everything before the head. A family adds what its losses and traces need.
+    """The result of a family's `encode`: everything before the head. A family adds what its losses and traces need.
 
     Attributes:
         hidden: [batch, length, hidden], the final hidden states that the head reads.
-        hidden_states: [batch, length, hidden] per layer, embeddings first, if they were asked for.
+        hidden_states: [batch, length, hidden] per layer, embeddings first, with `output_hidden_states=True`.
     """
 
     hidden: Tensor
@@ -81,7 +81,7 @@ E = TypeVar("E")
 
 
 class Body(nn.Module):
-    """A model without its head, as `base_model`: what trainers call that compute a loss from hidden states themselves.
+    """A model without its head, as `base_model`: trainers that compute a loss from hidden states call it.
 
     It owns nothing: a call is one of the model's `encode`.
     """
@@ -94,17 +94,13 @@ class Body(nn.Module):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        cache: ThoughtCache | None = None,
         **options: Any,
     ) -> Any:
-        """`last_hidden_state` [batch, length, hidden], from which the head predicts; see `LatentThoughtModel.forward`.
+        """Return `last_hidden_state` [batch, length, hidden], from which the head predicts.
+
+        Args:
+            options: further arguments of `LatentThoughtModel.forward`, but no labels.
 
         Raises:
             InputError: as for `forward`; or the model has no single state per token that predicts the next one.
@@ -119,18 +115,13 @@ class Body(nn.Module):
                 "that is computed from hidden states; its own loss is that of model(input_ids, labels=labels)",
                 stacklevel=2,
             )
-        input_ids = model._tokens(input_ids, inputs_embeds)
-        cache = one_cache(cache, past_key_values)
-        cache = model._cache(cache, model._caches if use_cache is None else use_cache)
-        check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
-        options = model._checked(options, output_hidden_states, output_attentions)
+        input_ids, cache, options = model.checked_call(input_ids, attention_mask, **options)
         encoded = model.encode(input_ids, attention_mask, cache=cache, **options)
-        output = StatesOutput(model.states(encoded), cache, encoded.hidden_states)
-        return model._returned(output, return_dict)
+        return model.returned(StatesOutput(model.states(encoded), cache, encoded.hidden_states), return_dict)
 
 
 class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generic[E]):
-    """Base of every family's model: a Hugging Face causal LM that keeps the contract.
+    """The base of every family's model: a causal LM of transformers with the interface `LanguageModel`.
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
     `self.post_init()`), initialises in `initialize` every parameter that is not part of a plain linear, embedding
@@ -193,7 +184,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """See `TransformersModel.set_checkpointing`.
 
         Raises:
-            InputError: the kind that only sees a block's own arguments; ours also read thoughts shared between blocks.
+            InputError: the kind that only sees a block's own arguments; blocks also read thoughts that they share.
         """
         if getattr(run, "keywords", {}).get("use_reentrant"):
             raise InputError("use_reentrant is True: gradients of shared thoughts would be lost, so set it to False")
@@ -220,7 +211,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
     def fill(self, traces: list[ThoughtTrace], encoded: E, real: Tensor) -> None:
-        """Adds a family's thoughts to traces that have each token's surprisal, one per row.
+        """Add a family's thoughts to traces that have each token's surprisal, one per row.
 
         Args:
             encoded: what `encode` returned with `trace=True`.
@@ -247,7 +238,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """An empty cache for `generate`; families whose keys and values are named states override it."""
         return self.cache_class(self.config.num_hidden_layers)
 
-    # ------------------------------------------------------------------------------------- what they get for it
+    # ------------------------------------------------------------------------------------- what it gets for it
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
@@ -303,14 +294,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
                 ids out of range are not found), a cache of another kind, a trace of a text that began in an earlier
                 call, a keyword that this model does not know, or an output that it does not keep.
         """
-        input_ids = self._tokens(input_ids, inputs_embeds)
-        if use_cache is None:
-            use_cache = self._caches and not output_thoughts
-        cache = self._cache(one_cache(cache, past_key_values), use_cache)
-        check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
+        if output_thoughts and use_cache is None:
+            use_cache = False
+        read: dict[str, Any] = {"inputs_embeds": inputs_embeds, "past_key_values": past_key_values, "cache": cache}
+        options |= {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
+        input_ids, cache, options = self.checked_call(input_ids, attention_mask, use_cache=use_cache, **read, **options)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
-        options = self._checked(options, output_hidden_states, output_attentions)
         if output_thoughts:
             self._check_traced(cache)
         if labels is not None and self.training and "output_hidden_states" in options:
@@ -338,7 +328,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
             **{CACHE: cache},
         )
-        return self._returned(output, return_dict)
+        return self.returned(output, return_dict)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """The tokens of a call; raises what `forward` does."""
@@ -364,13 +354,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         if (why := self.limits.continued_traces) is not None and cache is not None and cache.seen_tokens:
             raise InputError(f"output_thoughts is True with a cache in use: {why}")
 
-    @property
-    def _caches(self) -> bool:
-        """Whether a call that says nothing of a cache returns one."""
-        return self.config.use_cache and self.limits.cache is None and not self.training
-
     def output(self, encoded: E, **fields: Any) -> CausalLMOutputWithThoughts:
-        """What `forward` returns; families with further fields override it."""
+        """The output of `forward`; families with further fields override it."""
         return CausalLMOutputWithThoughts(**fields)
 
     def _cache(self, cache: Any, use_cache: bool) -> Any:
@@ -393,7 +378,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.new_cache() if use_cache and cache is None else cache
 
     def _say_what_logits_are(self, logits_to_keep: int | Tensor) -> None:
-        """Warns once if another tool would take the logits of a whole text for the model's likelihood, and errs."""
+        """Warn once if another tool would take the logits of a whole text for the model's likelihood, and errs."""
         score = self.estimators[0]
         if score not in ONE_PASS and isinstance(logits_to_keep, int) and logits_to_keep == 0:
             logger.warning_once(
@@ -404,13 +389,33 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @property
     def _checkpoints(self) -> bool:
-        """Whether gradient checkpointing is on."""
+        """True if gradient checkpointing is on."""
         return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
 
-    def _checked(
-        self, options: dict[str, Any], output_hidden_states: bool | None, output_attentions: bool | None
+    def checked_call(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        *,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cache: Any = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise what that does."""
+        input_ids = self._tokens(input_ids, inputs_embeds)
+        if use_cache is None:
+            use_cache = self.config.use_cache and self.limits.cache is None and not self.training
+        cache = self._cache(one_cache(cache, past_key_values), use_cache)
+        check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
+        return input_ids, cache, self._encode_options(**options)
+
+    def _encode_options(
+        self, output_hidden_states: bool | None = None, output_attentions: bool | None = None, **options: Any
     ) -> dict[str, Any]:
-        """The keywords of `encode` among those of `forward`, else as the config says; raises what that does."""
+        """Return the keywords of `encode` among those of a call, else as the config has it."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
@@ -426,7 +431,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             raise InputError(f"output_hidden_states is True with a {type(self).__name__}: {why}")
         return options | {"output_hidden_states": True}
 
-    def _returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
+    def returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
+        """Return the output, or a tuple of it, as `return_dict` or the config has it."""
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
@@ -500,7 +506,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @staticmethod
     def check_rows(tokens: list[int]) -> None:
-        """Raises `InputError` if a row has no tokens, that is padding alone."""
+        """Raise `InputError` if a row has no tokens, only padding."""
         if 0 in tokens:
             raise InputError(f"attention_mask[{tokens.index(0)}] is 0 throughout: every row needs a token, remove it")
 

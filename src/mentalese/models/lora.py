@@ -13,7 +13,9 @@ into its weights. The folder `adapter/` next to them contains what was trained a
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,17 @@ FOLDER = "adapter"
 """In a saved model's folder."""
 _LEAST = "0.20"  # earlier ones do not train new rows of a tied head
 _NAME = "default"  # PEFT's, of the only adapter
+
+BACKBONE_TARGETS = ("c_attn", "query_key_value", "qkv_proj", "q_proj", "v_proj")
+"""The maps that PEFT adapts in transformers' decoders; a decoder has one or two of these names."""
+
+
+def adapt_by_default(model_type: str, names: Sequence[str]) -> None:
+    """Give PEFT, if it is installed, the names of the maps to adapt in models of this type."""
+    if find_spec("peft"):
+        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
+        TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[model_type] = list(names)
 
 
 def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:

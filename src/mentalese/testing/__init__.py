@@ -35,6 +35,7 @@ from mentalese.testing.cases import (  # noqa: E402 (see above)
     causal,
     contract_cache,
     corpus,
+    family,
     pytest_generate_tests,
     recipe,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "causal",
     "contract_cache",
     "corpus",
+    "family",
     "opener",
     "pytest_generate_tests",
     "recipe",

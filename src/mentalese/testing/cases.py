@@ -15,6 +15,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
+from mentalese.models.hf import LatentThoughtModel
 from mentalese.recipe import Recipe
 from mentalese.registry import get_recipe
 from mentalese.testing.runs import DEVICE, shrink
@@ -133,6 +134,14 @@ def causal(case: Case) -> Case:
             case.model.train().training_loss(case.batch())
             case.model.after_step()
         setattr(case.model.eval().config, name, value)
+    return case
+
+
+@pytest.fixture
+def family(case: Case) -> Case:
+    """The case of a family's model; a model of transformers' own class checks and returns what transformers does."""
+    if not isinstance(case.model, LatentThoughtModel):
+        pytest.skip("another project's model")
     return case
 
 

@@ -63,10 +63,8 @@ def test_no_cache_is_returned_if_none_is_wanted_or_possible(case: Case) -> None:
             model(ids, use_cache=True)
 
 
-def test_further_outputs_are_what_they_say_or_a_clear_error(case: Case) -> None:
-    ids, model = case.batch()["input_ids"], case.model
-    if not isinstance(model, LatentThoughtModel):
-        pytest.skip("another project's model")
+def test_further_outputs_are_what_they_say_or_a_clear_error(family: Case) -> None:
+    ids, model = family.batch()["input_ids"], family.model
     with pytest.raises(InputError, match="output_attentions is True"):
         model(ids, output_attentions=True)
     with pytest.raises(InputError, match="pass input_ids alone"):
@@ -105,30 +103,22 @@ def _config(model: Any, **fields: Any) -> Iterator[None]:
             setattr(model.config, name, value)
 
 
-def test_a_call_in_training_mode_has_the_familys_own_loss(case: Case) -> None:
+def test_a_call_in_training_mode_has_the_familys_own_loss(family: Case) -> None:
     """What `transformers.Trainer` trains is what the library's own loop trains."""
-    if not isinstance(case.model, LatentThoughtModel):
-        pytest.skip("another project's model")
-    batch, model = case.batch(), case.model.train()
+    batch, model = family.batch(), family.model.train()
     torch.manual_seed(3)
     expected = model.training_loss(batch).loss
     torch.manual_seed(3)
     read = {name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch}
-    output = case.model(**read)
+    output = family.model(**read)
     torch.testing.assert_close(output.loss, expected)
-    assert output.logits.shape == (*batch["input_ids"].shape, len(case.tokenizer))
+    assert output.logits.shape == (*batch["input_ids"].shape, len(family.tokenizer))
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
     for gradient, other in zip(
         gradients, torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
     ):
         torch.testing.assert_close(gradient, other)
-
-
-def test_the_loss_of_a_call_is_a_mean_whatever_else_a_trainer_passes(case: Case) -> None:
-    """`transformers.Trainer` divides a loss by its micro-batches unless the model says that it has done so."""
-    if not isinstance(case.model, LatentThoughtModel):
-        pytest.skip("another project's model")
-    assert case.model.accepts_loss_kwargs is False
+    assert model.accepts_loss_kwargs is False  # or `Trainer` would not divide the loss, a mean, by its micro-batches
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from mentalese.data.batch import Batch
-from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import PROMPTS, ROUGH, TOLERANCE, Case
@@ -45,12 +44,12 @@ def test_a_trace_has_a_number_for_every_token_that_something_predicts(case: Case
             assert torch.equal(trace.readings["predicted"][~there], trace.input_ids[~there])
 
 
-def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are(case: Case, tmp_path: Path) -> None:
-    if not isinstance(case.model, LatentThoughtModel) or not case.model.causal:
-        pytest.skip("a baseline has no thoughts")
-    batch = case.batch()
-    assert case.model.about_thoughts
-    traces = case.model.traces(batch)
+def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are(family: Case, tmp_path: Path) -> None:
+    if not family.model.causal:
+        pytest.skip("a model that reads in both directions shows none")
+    batch = family.batch()
+    assert family.model.about_thoughts
+    traces = family.model.traces(batch)
     assert any(trace.thoughts for trace in traces)
     for trace, real in zip(traces, _real(batch)):
         size = len(trace.thoughts)
@@ -62,7 +61,7 @@ def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are
             assert trace.links.get(name, torch.empty(size, size)).shape == (size, size), name
         for name, said in trace.readings.items():
             assert said.shape == trace.input_ids.shape, name
-            assert ((said >= 0) & (said < len(case.tokenizer)) | ~real).all(), name
+            assert ((said >= 0) & (said < len(family.tokenizer)) | ~real).all(), name
         assert len({len(column) for column in trace.streams.values()}) <= 1
     trace = max(traces, key=lambda trace: len(trace.thoughts))
     trace.save(tmp_path)

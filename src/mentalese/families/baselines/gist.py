@@ -17,7 +17,7 @@ from mentalese.errors import InputError
 from mentalese.families.baselines.config import GPT2GistConfig
 from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.cache import ThoughtCache, check_cache_kind
-from mentalese.models.peft_targets import adapt_by_default
+from mentalese.models.lora import adapt_by_default
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGenerationMixin, attention_of, one_cache
 
 

@@ -21,7 +21,7 @@ from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import Encoded, Limits
-from mentalese.models.peft_targets import BACKBONE_TARGETS
+from mentalese.models.lora import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.loss import IGNORED

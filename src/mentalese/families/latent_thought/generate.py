@@ -75,7 +75,7 @@ class LTMGeneration(LTMDecoder[E]):
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if inputs is None:
             raise InputError("inputs is None: thoughts are inferred from a prompt, so pass token ids")
-        inputs = self._tokens(inputs, None)
+        inputs = self.check_prompt(inputs)
         infer_every = checked("infer_every", int | None, infer_every)
         posterior_seed = checked("posterior_seed", int | None, posterior_seed)
         z = self.check_z(z, len(inputs))

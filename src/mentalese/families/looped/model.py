@@ -40,7 +40,7 @@ from mentalese.models.backbone import attention_masks, attention_width, linear_w
 from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import FixedKeys, ThoughtCache, fixed_columns, write_at
 from mentalese.models.hf import Encoded, Limits
-from mentalese.models.peft_targets import BACKBONE_TARGETS
+from mentalese.models.lora import BACKBONE_TARGETS
 from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, attention_of
 from mentalese.models.wrapped import LayeredDecoder, TokenLayout
