@@ -64,7 +64,6 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
     """
 
     optimizer: Any
-    lr_scheduler: Any
 
     def __init__(
         self, recipe: str | Path | Recipe, args: TrainingArguments, callbacks: list[TrainerCallback] | None = None
@@ -80,22 +79,18 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         if self.recipe.train.compile:
             self.step.compile()
         self.sums: list[tuple[Tensor, Tensor]] = []  # of the micro-batches since the last update: losses, weights
-        batches = MicroBatches(self.plan, args.world_size)
-        super().__init__(model, args, lambda items: items[0], batches, None, tokenizer, callbacks=callbacks)
+        optimizer = build_optimizer(model.parameters(), self.recipe.optimizer)
+        super().__init__(
+            *(model, args, lambda items: items[0], MicroBatches(self.plan, args.world_size)),
+            processing_class=tokenizer,
+            callbacks=callbacks,
+            optimizers=(optimizer, LambdaLR(optimizer, self._share_of_rate)),
+        )
         self.model_accepts_loss_kwargs = False  # losses are weighed here
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        self.optimizer = self.optimizer or build_optimizer(self.model.parameters(), self.recipe.optimizer)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        def share(step: int) -> float:
-            progress = self.plan.position(step).progress
-            return learning_rate(config, step, self.plan.schedule_steps, progress) / config.learning_rate
-
-        config = self.recipe.optimizer
-        self.lr_scheduler = self.lr_scheduler or LambdaLR(getattr(self.optimizer, "optimizer", self.optimizer), share)
-        return self.lr_scheduler
+    def _share_of_rate(self, step: int) -> float:
+        config, progress = self.recipe.optimizer, self.plan.position(step).progress
+        return learning_rate(config, step, self.plan.schedule_steps, progress) / config.learning_rate
 
     def trained_module(self) -> nn.Module:
         return self.step
