@@ -22,11 +22,11 @@ from mentalese.errors import InputError
 from mentalese.evaluation.answers import (
     AnswerMetrics,
     ask,
-    check_room,
     final_answer,
     free_answer,
 )
 from mentalese.evaluation.options import AnswerOptions
+from mentalese.evaluation.questions import check_room
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.recipe import DataConfig, EvaluationConfig
 from support import opened
@@ -456,11 +456,11 @@ def test_an_answer_in_free_text_is_what_stands_where_an_answer_would(text: str, 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"shots": -1}, "shots is -1: set at least 0"),
-        ({"answer_samples": 0}, "answer_samples is 0: set at least 1"),
-        ({"num_beams": 1}, "num_beams is 1: set at least 2"),
+        ({"shots": -1}, "shots is -1"),
+        ({"answer_samples": 0}, "answer_samples is 0"),
+        ({"num_beams": 1}, "num_beams is 1"),
         ({"num_beams": 2, "answer_samples": 2}, "answer_samples is 2 and num_beams is 2: set one of them"),
-        ({"temperature": 0}, "temperature is 0: set a positive number"),
+        ({"temperature": 0}, "temperature is 0"),
         ({"temperature": 0.7}, "temperature is 0.7: it is of sampled answers; remove it, or set answer_samples"),
         ({"temperature": 0.7, "num_beams": 2}, "temperature is 0.7: it is of sampled answers"),
     ],
@@ -474,5 +474,5 @@ def test_only_records_are_asked() -> None:
     model, length = {"model_type": "gpt2"}, TrainConfig(steps=1)
     with pytest.raises(InputError, match=r"evaluation.metric is 'accuracy': layout 'packed' has no questions"):
         Recipe(name="x/y", description="", model=model, train=length, evaluation=EvaluationConfig(metric="accuracy"))
-    with pytest.raises(InputError, match=r"evaluation.answer_tokens is 0: set at least 1"):
+    with pytest.raises(InputError, match=r"evaluation.answer_tokens is 0"):
         EvaluationConfig(answer_tokens=0)

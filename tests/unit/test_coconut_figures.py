@@ -21,7 +21,6 @@ from mentalese.data.split import Split
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
-from mentalese.evaluation import answers
 from mentalese.evaluation.answers import ask
 from mentalese.families.coconut import figures
 from mentalese.families.coconut.plain import Coconut
@@ -292,7 +291,7 @@ def clean(given: list[Any]) -> dict[int, Any]:
 @pytest.fixture
 def one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Untrained models never end an answer: with one as the right answer the limit would grow, and the next with it."""
-    monkeypatch.setattr(answers, "answer_limit", lambda evaluation, *_: evaluation.answer_tokens)
+    monkeypatch.setattr("mentalese.evaluation.questions.answer_limit", lambda evaluation, *_: evaluation.answer_tokens)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import TokenStore
-from mentalese.evaluation.answers import answer_limit
+from mentalese.evaluation.questions import answer_limit
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run

@@ -9,25 +9,17 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from mentalese.data.batch import Batch
-from mentalese.data.evaluation import by_length, question_batches
-from mentalese.data.layouts import Layout, Packed
+from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
 from mentalese.data.store import source_name
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
 from mentalese.evaluation.answer_rule import (
-    FINAL_ANSWER,
-    FREE_ANSWER,
     AnswerRule,
     exact_match,
     f1,
@@ -36,15 +28,11 @@ from mentalese.evaluation.answer_rule import (
     free_answer_ended,
 )
 from mentalese.evaluation.options import AnswerOptions
+from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.files import sealed, write_json, write_text
-from mentalese.models.build import context_length
 from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.screen import progress
-from mentalese.values import shown
-
-if TYPE_CHECKING:
-    from mentalese.data.config import EvaluationConfig
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
@@ -224,10 +212,8 @@ def ask(
             the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    asked = _Asked(saved, split, options, examples)
-    batches, limit, context = list(asked.batches()), asked.limit, asked.context
-    shortest = int(batches[-1]["attention_mask"].sum(1).min())
-    _check_shortest(shortest, options.answer_tokens or saved.evaluation.answer_tokens, context)
+    asked = QuestionPrompts(saved, split, options, examples)
+    batches, limit, context = asked.batches(), asked.limit, asked.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, wanted = asked.questions, asked.right_answers
     rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
@@ -275,22 +261,6 @@ def ask(
     return Answers(records, rule, asked.protocol(rule))
 
 
-def _check_shortest(shortest: int, answer_tokens: int, context: int | None) -> None:
-    """Raises `InputError` if not even the shortest question leaves room for its answer in the model's context."""
-    if context is not None and shortest + answer_tokens > context:
-        remedy = f"set at most {context - shortest}" if shortest < context else "use shorter questions"
-        raise InputError(
-            f"answer_tokens is {answer_tokens}: the shortest question has {shortest} tokens and the model's context is "
-            f"{context}, {remedy}"
-        )
-
-
-def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[Split]) -> int:
-    """New tokens that an answer may have: those of the protocol, or as many as the longest steps and answer of the
-    splits have, if these are more."""
-    return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
-
-
 def _progress(records: list[AnswerRecord]) -> str:
     unfinished = sum(record.asked and not record.finished for record in records)
     accuracy = f"accuracy {statistics.fmean(record.correct for record in records):.1%}"
@@ -330,147 +300,3 @@ def _attempts(
     sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
     return [[found[i].text for found in calls] for i in range(len(rows["input_ids"]))]
-
-
-def check_room(saved: Saved, split: Split) -> None:
-    """Raises `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
-    context."""
-    batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
-    longest = next(batches)["input_ids"].shape[1]
-    context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
-    if context is not None and longest + answer_tokens > context:
-        remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
-        if context - answer_tokens > 1:
-            remedy += f", or set layout.too_long=skip and layout.sequence_length={context - answer_tokens}"
-        raise InputError(
-            f"evaluation.answer_tokens is {answer_tokens}: the longest question has {longest} tokens and "
-            f"the model's context is {context}, {remedy}"
-        )
-
-
-# -- questions and their prompts ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The questions of a split as they are put to a model; `examples`: the records that shots are drawn from."""
-
-    saved: Saved
-    split: Split
-    options: AnswerOptions
-    examples: Split | None
-
-    @cached_property
-    def limit(self) -> int:
-        """The most new tokens of an answer."""
-        return self.options.answer_tokens or answer_limit(self.saved.evaluation, self.saved.layout, [self.split])
-
-    @cached_property
-    def context(self) -> int | None:
-        return context_length(self.saved.model.config)
-
-    @cached_property
-    def questions(self) -> dict[int, str]:
-        """The questions that are asked, by their number in the split."""
-        return {number: self._text(self.split, int(self.split.document_segments[number])) for number in self._numbers}
-
-    @cached_property
-    def right_answers(self) -> dict[int, str]:
-        """The right answer to each question."""
-        last = {number: int(self.split.document_segments[number + 1]) - 1 for number in self._numbers}
-        return {number: final_answer(self._text(self.split, segment)) for number, segment in last.items()}
-
-    @cached_property
-    def _numbers(self) -> list[int]:
-        return self.saved.evaluation.chosen(len(self.split.document_bytes)).tolist()
-
-    def _text(self, split: Split, segment: int) -> str:
-        return decode(split.segment(segment).tolist(), self.saved.tokenizer)
-
-    def protocol(self, rule: AnswerRule) -> dict[str, object]:
-        saved, options = self.saved, self.options
-        protocol: dict[str, object] = {
-            "decoding": "greedy",
-            "answer": FINAL_ANSWER if saved.layout.questions else FREE_ANSWER,
-            "answer_rule": rule.name,
-            **saved.layout.asked(),
-            "answer_tokens": self.limit,
-            **saved.evaluation.how_many(len(self.split.document_bytes)),
-        }
-        if options.shots:
-            protocol["shots"] = {"records": options.shots, "seed": options.seed}
-        if options.answer_samples:
-            sampling = {"temperature": options.temperature, "seed": options.seed}
-            sampling["batch_size"] = saved.evaluation.batch_size
-            protocol["attempts"] = {"k": options.attempts, "decoding": "sampled"} | sampling
-        elif options.attempts:
-            protocol["attempts"] = {"k": options.attempts, "decoding": "beams"}
-        return protocol
-
-    def batches(self) -> Iterator[Batch]:
-        """The batches of `question_batches`; as text for models of text and with shots. A question that leaves less
-        room than the limit is in a batch of its own."""
-        saved = self.saved
-        longest = None if self.context is None else self.context - self.limit
-        if saved.layout.questions and not self.options.shots:
-            return question_batches(self.split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
-        numbers, texts = np.array([*self.questions]), [*self.questions.values()]
-        shots = self._shots() if self.options.shots else None
-        encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
-        lengths = encoded["attention_mask"].sum(1).numpy()
-
-        def batch(rows: np.ndarray) -> Batch:
-            asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
-            return asked | {"documents": torch.from_numpy(numbers[rows])}
-
-        return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
-
-    def _shots(self) -> list[str]:
-        """The examples before each question, an empty line after each example."""
-        examples, shots, context = self.examples, self.options.shots, self.context
-        if examples is None:
-            raise InputError(f"shots is {shots}: the source has no train split to draw them from; remove it")
-        sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
-        fitting = np.arange(usable)
-        if context is not None:
-            texts = [*self.questions.values()]
-            encoded = self.saved.layout.encode_prompts(texts, self.saved.tokenizer, self.saved.data)
-            lengths = encoded["attention_mask"].sum(1)
-            # A question that leaves no room by itself takes none from the others.
-            room = lengths <= context - self.limit
-            longest = int(lengths[room].max()) if room.any() else context
-            # The end of a document, which its size includes, and one more token make an empty line.
-            fitting = np.flatnonzero(sizes + 1 <= (context - self.limit - longest) // shots)
-        if len(fitting) <= shots:
-            raise InputError(
-                f"shots is {shots}: only {len(fitting)} of {usable} training records are so short that all of them "
-                f"fit the model's context ({context}); set fewer"
-            )
-        drawn = []
-        for document, question in self.questions.items():
-            others = fitting[fitting != document] if examples is self.split else fitting
-            spans = [examples.documents[[i, i + 1]] for i in self._drawn(examples, others, question, document)]
-            tokens = (examples.tokens[start : end - 1].tolist() for start, end in spans)
-            drawn.append("".join(f"{decode(ids, self.saved.tokenizer)}\n\n" for ids in tokens))
-        return drawn
-
-    def _drawn(self, examples: Split, others: np.ndarray, question: str, document: int) -> np.ndarray:
-        """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
-        shots, generator = self.options.shots, np.random.default_rng([self.options.seed, document])
-        while True:
-            if len(others) < shots:
-                raise InputError(
-                    f"shots is {shots}: only {len(others)} training records have another question than "
-                    f"{shown(question.strip())}; set fewer"
-                )
-            chosen = generator.choice(others, shots, replace=False)
-            asked = (self._text(examples, int(examples.document_segments[i])) for i in chosen)
-            same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
-            if not same:
-                return chosen
-            others = np.setdiff1d(others, same)
-
-
-def _alike(question: str) -> str:
-    """A question without capitals, and with single spaces."""
-    return " ".join(question.casefold().split())

@@ -99,7 +99,7 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
 
 def _split(saved: Saved, name: str, latents: int | None = None) -> Split:
     """Return a split whose questions, with this number of latents, fit into the model's context."""
-    from mentalese.evaluation.answers import check_room
+    from mentalese.evaluation.questions import check_room
 
     split = saved.split(name)
     check_room(saved.at(None, latents), split)
