@@ -19,7 +19,7 @@ class LatentsConfig(WrappedDecoderConfig):
         latent_start_token_id, latent_end_token_id: the markers before and after latents.
         step_decoder_layers: layers of a second decoder that in training predicts each written step from its latents
             (SIM-CoT, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought"); `None`: there is none.
-        step_weight: weight of the step decoder's loss.
+        step_weight: weight of the step decoder's loss; its release's sum over tokens is a weight of tokens per step.
     """
 
     model_type = "latents"

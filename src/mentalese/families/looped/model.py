@@ -83,70 +83,57 @@ class LoopedCache(ThoughtCache):
 
     Attributes:
         turns: turns of the model that writes it.
+        turn: the turn that runs.
+        stopped: bool [B, 1, L, 1], tokens of this call that have stopped: their keys and values stay as their last turn
+            left them (section 6.1). `None`: none.
     """
 
-    def __init__(self, config: LoopedConfig) -> None:
-        self.turns, self.first, self.block = config.turns, config.prelude_layers, config.block_layers
-        self.slots = min(config.turns, config.cache_turns or config.turns)
-        super().__init__(config.num_hidden_layers + (self.slots - 1) * self.block)
+    def __init__(self, config: LoopedConfig, slots: int | None = None) -> None:
+        self.turns, self.turn = config.turns, 0
+        self.slots = slots or min(config.turns, config.cache_turns or config.turns)
+        self.block = range(config.prelude_layers, config.prelude_layers + config.block_layers)
+        self.stopped: Tensor | None = None
+        super().__init__(config.num_hidden_layers + (self.slots - 1) * config.block_layers)
 
-    def of(self, layer: int, slot: int) -> DynamicLayer:
-        """Return the keys and values of earlier calls, to which a layer adds its own."""
-        inside = self.first <= layer < self.first + self.block
-        after = self.slots - 1 if layer >= self.first + self.block else 0
-        held = self.layers[layer + self.block * (slot if inside else after)]
+    def of(self, layer: int) -> DynamicLayer | StoppedKeys:
+        """Return the keys and values of a layer of earlier calls, to which this turn adds those of this call."""
+        held, stopped = self._held(layer, self.turn), self.stopped if layer in self.block else None
+        latest = None if stopped is None else self._of_call(layer, self.turn - 1, stopped.shape[2])
         if held.get_seq_length() > self.seen_tokens and not isinstance(held, FixedKeys):  # an earlier turn's
-            held.keys, held.values = (part[:, :, : self.seen_tokens] for part in (held.keys, held.values))
-        return held
+            held.keys, held.values = held.keys[:, :, : self.seen_tokens], held.values[:, :, : self.seen_tokens]
+        return held if stopped is None or latest is None else StoppedKeys(held, stopped, latest)
+
+    def fill(self, length: int) -> None:
+        """Write what this turn has left of a call's tokens into the slots of turns that none of them takes."""
+        for turn, layer in itertools.product(range(self.turn + 1, self.slots), self.block):
+            self._held(layer, turn).update(*self._of_call(layer, self.turn, length))
+
+    def _held(self, layer: int, turn: int) -> Any:
+        """Return the `DynamicLayer` or `FixedKeys` of a layer at a turn."""
+        before = turn % self.slots if layer in self.block else 0 if layer < self.block.start else self.slots - 1
+        return self.layers[layer + before * len(self.block)]
+
+    def _of_call(self, layer: int, turn: int, length: int) -> Pair:
+        """Return the keys and values of this call's tokens after a turn."""
+        held, now = self._held(layer, turn), slice(self.seen_tokens, self.seen_tokens + length)
+        return held.keys[:, :, now], held.values[:, :, now]
 
 
-class LayerKeys:
-    """The cache that one layer gets in one turn; a graph of one layer is then that of all, and of all turns.
+class StoppedKeys:
+    """The cache of a layer in a turn that some tokens do not take.
 
-    Attributes:
-        held: the keys and values of earlier calls, to which those of this one are added; `None`: there are none.
-        stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay `latest`. `None`: none.
-        latest: the keys and values of the call's tokens after an earlier turn; then after this one.
+    Args:
+        held: the keys and values of earlier calls, to which those of this one are added.
+        stopped: bool [B, 1, L, 1], the tokens whose keys and values stay `latest`.
+        latest: the keys and values of the call's tokens after the turn before.
     """
 
-    def __init__(self, held: DynamicLayer | None, stopped: Tensor | None, latest: Pair | None) -> None:
+    def __init__(self, held: DynamicLayer, stopped: Tensor, latest: Pair) -> None:
         self.held, self.stopped, self.latest = held, stopped, latest
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> Pair:
-        if self.stopped is not None and self.latest is not None:
-            keys = torch.where(self.stopped, self.latest[0], keys)
-            values = torch.where(self.stopped, self.latest[1], values)
-        self.latest = keys, values
-        return (keys, values) if self.held is None else self.held.update(keys, values)
-
-
-class Keys:
-    """The keys and values of a call, turn by turn.
-
-    Attributes:
-        slot: the slot of the turn that runs.
-        stopped: bool [B, 1, L, 1], tokens that have stopped: their keys stay those of their last turn. `None`: none.
-    """
-
-    def __init__(self, cache: LoopedCache | None) -> None:
-        self.cache, self.slot = cache, 0
-        self.stopped: Tensor | None = None
-        self.latest: dict[int, Pair] = {}
-
-    def run(self, number: int, layer: nn.Module, hidden: Tensor, options: dict[str, Any]) -> Tensor:
-        """Return [B, L, d] after a layer."""
-        held = None if self.cache is None else self.cache.of(number, self.slot)
-        keys = LayerKeys(held, self.stopped, self.latest.get(number))
-        hidden = layer(hidden, **options, **{CACHE: keys})
-        assert keys.latest is not None, "gradient checkpointing removes the cache: call model.eval() first"
-        self.latest[number] = keys.latest
-        return hidden
-
-    def fill(self, block: range, slots: range) -> None:
-        """Write the tokens' last keys and values where they took no turn, for later tokens that do."""
-        if self.cache is not None:
-            for slot, number in itertools.product(slots, block):
-                self.cache.of(number, slot).update(*self.latest[number])
+        keys = torch.where(self.stopped, self.latest[0], keys)
+        return self.held.update(keys, torch.where(self.stopped, self.latest[1], values))
 
 
 @dataclass(kw_only=True)
@@ -290,7 +277,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         trace: bool = False,
     ) -> LoopedEncoded:
         """Return `encode` at this many turns, from the noise of a seed."""
-        config, (prelude, block, coda) = self.config, self._parts
+        config, (prelude, _, coda) = self.config, self._parts
         past = 0 if cache is None else cache.seen_tokens
         layout = self.token_layout(input_ids, attention_mask, cache)
         positions = layout.positions
@@ -299,8 +286,9 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         embedded = config.embedding_scale * self.get_input_embeddings()(input_ids)
         options = self._options(embedded, layout, positions, cache)
         exit_distance = None if self.training else config.exit_distance
-        keys = None if cache is None and exit_distance is None else Keys(cache)
-        slots = min(turns, config.cache_turns or turns)
+        keys = cache
+        if cache is None and exit_distance is not None:  # attended to after a token has stopped
+            keys = LoopedCache(config, slots=1)
 
         injected = self._run(prelude, embedded, options, keys)
         start = initial_state(input_ids, positions, config.hidden_size, seed).to(injected.dtype)
@@ -308,7 +296,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         running = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
         for turn in range(turns):
             if keys is not None:
-                keys.slot = turn % slots
+                keys.turn = turn
             read = controlled(state, config.thought_control, removed=start) if turn else state
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
                 new = self._turn(read, injected, options, keys)
@@ -325,7 +313,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 running = running & (change >= exit_distance * length)
                 keys.stopped = ~running[:, None, :, None]
                 if not bool(running.any()):
-                    keys.fill(block, range(turn + 1, slots))
+                    keys.fill(input_ids.shape[1])
                     break
         if keys is not None:
             keys.stopped = None
@@ -335,16 +323,15 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             cache.advance(input_ids.shape[1])
         return encoded
 
-    def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any], keys: Keys | None) -> Tensor:
+    def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
         """Return R(e, s) (section 3.2)."""
         new = self._run(self._parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options, keys)
         return new if self.block_norm is None else self.block_norm(new)
 
-    def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: Keys | None) -> Tensor:
+    def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
         """Return [B, L, d] after these layers."""
         for number in numbers:
-            layer = self.layers[number]
-            hidden = layer(hidden, **options) if keys is None else keys.run(number, layer, hidden, options)
+            hidden = self.layers[number](hidden, **options, **{CACHE: None if keys is None else keys.of(number)})
         return hidden
 
     def _options(
