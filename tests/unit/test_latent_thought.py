@@ -202,7 +202,7 @@ def test_accumulated_gradients_outweigh_the_slow_one() -> None:
     assert norms[1] > 20 * norms[0]
 
 
-@pytest.mark.parametrize("fields", [{}, {"slow_grad": "accumulate"}, {"tolerance": 0.1}, VAE], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"slow_grad": "accumulate"}, VAE], ids=str)
 def test_a_batch_without_targets_has_a_gradient_of_zero(fields: dict[str, Any]) -> None:
     """What a rank is given where there are fewer rows than ranks."""
     made, ids = model(**fields), text()
@@ -244,7 +244,7 @@ def test_a_schedule_ends_at_a_tenth() -> None:
 # --------------------------------------------------------------------------------------------------------- rows alone
 
 
-@pytest.mark.parametrize("fields", [{}, {"inference": "langevin"}, {"tolerance": 0.5}, VAE], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"inference": "langevin"}, VAE], ids=str)
 def test_a_row_has_the_same_posterior_alone_and_behind_padding(fields: dict[str, Any]) -> None:
     made, ids = model(**fields), text(rows=3)
     together = infer(made, batch(ids, padded(ids)))
@@ -724,14 +724,6 @@ def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[s
     assert made.generate(data["input_ids"], max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 43)
 
 
-def test_rows_that_gain_too_little_stop_by_themselves() -> None:
-    data = batch(text(rows=4))
-    assert len(infer(model(tolerance=1e9), data).nll) == 2
-    assert len(infer(model(tolerance=0.0, fast_steps=300, fast_learning_rate=1e-3), data).nll) < 300
-    first = infer(model(tolerance=1e9), data)
-    torch.testing.assert_close(first.mu, infer(model(fast_steps=1), data).mu)
-
-
 def test_a_trace_shows_thoughts_and_how_they_were_found() -> None:
     made, ids = model(), text(rows=3)
     traces = made(ids, attention_mask=padded(ids), output_thoughts=True).thoughts
@@ -841,8 +833,6 @@ def test_a_token_costs_two_thirds_of_what_the_paper_counts(size: str, gigaflops:
         ({"encoder_layers": 0}, "ltm.encoder_layers is 0: set 1 or more"),
         (VAE | {"num_latents": 0}, "ltm.num_latents is 0: an encoder needs thoughts to infer"),
         (VAE | {"slow_grad": "accumulate"}, "is 'accumulate': an encoder infers without steps, so set 'final'"),
-        (VAE | {"tolerance": 0.1}, "ltm.tolerance is 0.1: an encoder infers without steps, so set None"),
-        ({"tolerance": -0.1}, "ltm.tolerance is -0.1: set nats per target"),
         ({"inference": "vae"}, "ltm.inference is 'vae': set variational or langevin or amortised"),
         ({"fast_schedule": "step"}, "ltm.fast_schedule is 'step': set constant or linear or cosine"),
         ({"fast_optimizer": "sgd"}, "ltm.fast_optimizer is 'sgd': set adam or adamw"),

@@ -91,12 +91,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rotation by forks": {"rotation": "forks"},
     "rotation by forks, causal": {"rotation": "forks", "selection": "causal"},
     "rotation of copies": {"rotation": "forks", "fork_layers": (), "copies": 3, "readout": "rightmost"},
-    "bias": {"fork_bias_init": 1.0},
     "small budget": {"budget": 1.25},
     "large budget": {"budget": 4.0},
     "scores without forks": {"budget": 1.0},
     "fork before the first block": {"fork_layers": (0, 3)},
-    "fixed budget": {"budget_mode": "fixed"},
     "tanh": {"activation": "gelu_tanh"},
     "causal": {"selection": "causal"},
     "causal, small budget": {"selection": "causal", "budget": 1.5},
@@ -154,7 +152,6 @@ def test_the_plain_model_trains_by_itself(selection: str) -> None:
         {"selection": "block"},
         {"selection": "causal"},
         {"selection": "causal", "budget": 2.0},  # at the first fork everything stays
-        {"selection": "causal", "budget_mode": "fixed"},  # of the shorter rows alone
     ],
     ids=str,
 )
@@ -173,7 +170,7 @@ def test_training_is_that_of_the_plain_model(fields: dict[str, Any]) -> None:
 def test_the_plain_model_starts_as_the_fast_one_does() -> None:
     """By the mean and the spread of each weight."""
     torch.manual_seed(0)
-    wide = config(hidden_size=256, fork_bias_init=1.0)
+    wide = config(hidden_size=256)
     fast, plain = ThoughtbubblesForCausalLM(wide).state_dict(), Thoughtbubbles(wide).state_dict()
     assert fast.keys() == plain.keys()
     for name, weight in fast.items():
@@ -363,16 +360,15 @@ def test_without_room_for_forks_no_threshold_is_needed() -> None:
     assert made.encode(text()).streams.counts.eq(1).all()
 
 
-@pytest.mark.parametrize("mode", ["dynamic", "fixed"])
-def test_the_causal_selection_never_exceeds_its_budget(mode: str) -> None:
+def test_the_causal_selection_never_exceeds_its_budget() -> None:
     """Not even in a text that repeats one token, all of whose scores may be above the threshold."""
-    made = model(selection="causal", budget=1.5, budget_mode=mode)
+    made = model(selection="causal", budget=1.5)
     for decision in made.fork_decisions.values():
         decision.threshold.fill_(-1e9)
     ids = torch.full((1, 12), 7)
     for length in range(1, 13):
         counts = made.encode(ids[:, :length]).streams.counts
-        assert counts.sum() <= (18 - (12 - length) if mode == "fixed" else math.ceil(1.5 * length))
+        assert counts.sum() <= math.ceil(1.5 * length)
         assert counts.min() >= 1
     assert made.encode(ids).streams.counts.sum() == 18
 
@@ -407,10 +403,10 @@ def test_only_the_block_wise_score_changes_with_a_later_token(estimator: str) ->
 @pytest.mark.parametrize("readout", ["mixture", "residual"])
 def test_a_prefix_score_is_a_pass_over_each_prefix(mode: str, readout: str) -> None:
     made, ids = model(readout=readout), text(rows=1)
-    made.config.budget_mode = mode
     got = made.token_nll(batch(ids), f"prefix-{mode}")[0]
     for t in range(1, ids.shape[1]):
-        expected = -made(ids[:, :t]).logits[0, -1].log_softmax(-1)[ids[0, t]]
+        encoded = made.encode(ids[:, :t], fixed_budget=mode == "fixed")
+        expected = -made.logits(encoded, slice(-1, None))[0, -1].log_softmax(-1)[ids[0, t]]
         torch.testing.assert_close(got[t], expected, **CLOSE)
 
 
@@ -647,10 +643,8 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
 
 
 def test_a_text_over_a_fixed_budget_is_refused_and_a_dynamic_one_reads_it() -> None:
-    with pytest.raises(
-        InputError, match=r"13 tokens and the fixed budget is for 12: set budget_mode='dynamic', which keeps 26 streams"
-    ):
-        model(budget_mode="fixed")(text(length=13))
+    with pytest.raises(InputError, match="13 tokens and the fixed budget is for 12"):
+        model().encode(text(length=13), fixed_budget=True)
     assert model()(text(length=13)).logits.shape == (2, 13, VOCABULARY)
 
 

@@ -15,23 +15,24 @@ class ConceptLMConfig(LayeredDecoderConfig):
         insert_depth: the token layer before which concepts are read and added; the layers before it are the encoder
             (appendix B.2; 0 reads embeddings).
         concept_layers: layers of the concept module, of the backbone's own class.
-        concept_norm: whether they end in a norm of the backbone's kind; `None` as the release: of GPT-NeoX alone.
+        concept_norm: whether they end in a norm of the backbone's kind, for the release's weights (`published.py`);
+            `None`: only of GPT-NeoX.
         chunk_size: k, tokens a concept stands for.
         num_segments: S, codebooks of a concept; `None`: as many as attention heads.
         num_codes: N, codes of each.
         codebook: what turns the frozen table into codes, a two-layer `mlp` (section 4.1) or a `linear` map (the
             release's GPT-2); `learned`: codes are weights themselves, without SimVQ (appendix E.3); `None`: no codes,
             the concept layers' output is the next concept (ContextLM).
-        concept_weights: of the codes in a predicted concept: the `logits` themselves, or their `softmax`.
         fusion: the decoder reads h + e (`sum`), or ln(h) + ln(e) by the backbone's final norm (`norm_sum`, the
             release's GPT-2, whose head is untied).
         detach_concept: the tokens' loss ends at the concept that they read, and does not train what predicts it (the
             release's Llama; its GPT-2, its Pythia and the paper train it by all losses).
-        ntp_weight, ncp_weight, vq_weight: of the three losses; 0 leaves one out.
-        silent_start: heads start at zero, so that nothing is added until training moves them.
+        ncp_weight, vq_weight: of these losses beside the next token's; 0 leaves one out.
+        silent_start: heads start at zero, so that nothing is added until training moves them (`mentalese grow`).
     """
 
     model_type = "conceptlm"
+    constants = {"concept_weights": "logits", "ntp_weight": 1.0}  # noqa: RUF012 (never written to)
     insert_depth: int = 1
     concept_layers: int = 2
     concept_norm: bool | None = None
@@ -39,10 +40,8 @@ class ConceptLMConfig(LayeredDecoderConfig):
     num_segments: int | None = None
     num_codes: int = 64
     codebook: Literal["mlp", "linear", "learned"] | None = "mlp"
-    concept_weights: Literal["logits", "softmax"] = "logits"
     fusion: Literal["sum", "norm_sum"] = "sum"
     detach_concept: bool = False
-    ntp_weight: float = 1.0
     ncp_weight: float = 1.0
     vq_weight: float = 1.0
     silent_start: bool = False
@@ -67,9 +66,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
         super().validate_architecture()
         self._at_least(2, "chunk_size", "num_codes")
         self._at_least(1, "concept_layers")
-        self._at_least(0, "insert_depth", "ntp_weight", "ncp_weight", "vq_weight")
-        if not (self.ntp_weight or self.ncp_weight or self.vq_weight):
-            raise InputError("conceptlm.ntp_weight, ncp_weight and vq_weight are 0: set one that is not")
+        self._at_least(0, "insert_depth", "ncp_weight", "vq_weight")
         if self.detach_concept and not self.ncp_weight:
             raise InputError("conceptlm.detach_concept is True: with ncp_weight 0 nothing trains concepts, set False")
         if self.insert_depth >= self.num_hidden_layers:
@@ -88,11 +85,9 @@ class ConceptLMConfig(LayeredDecoderConfig):
                 f"conceptlm.concept_layers is {self.concept_layers}: {self.backbone_config.model_type} has a kind of "
                 f"attention for each of its {len(kinds)} layers, set at most that number"
             )
-        if self.codebook is None:
-            for name, plain in (("vq_weight", 0.0), ("concept_weights", "logits")):
-                if getattr(self, name) != plain:
-                    raise InputError(f"conceptlm.{name} is {getattr(self, name)!r}: without a codebook set {plain!r}")
-        loud = {"concept_weights": "softmax", "fusion": "norm_sum", "codebook": None}
+        if self.codebook is None and self.vq_weight:
+            raise InputError(f"conceptlm.vq_weight is {self.vq_weight}: without a codebook set 0.0")
+        loud = {"fusion": "norm_sum", "codebook": None}
         if self.silent_start and (names := [name for name, value in loud.items() if getattr(self, name) == value]):
             raise InputError(
                 f"conceptlm.silent_start is True: with {names[0]} {loud[names[0]]!r} zeros add something, set False"
@@ -105,17 +100,15 @@ class MTPConfig(LayeredDecoderConfig):
     Attributes:
         num_future_tokens: n, tokens predicted at each position; the heads of all but the next one are a layer each,
             beside the backbone's last.
-        mtp_weight: of the losses of tokens further ahead, each.
     """
 
     model_type = "mtp"
+    constants = {"mtp_weight": 1.0}  # noqa: RUF012 (never written to)
     num_future_tokens: int = 4
-    mtp_weight: float = 1.0
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
         self._at_least(2, "num_future_tokens")
-        self._at_least(0, "mtp_weight")
 
 
 def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:

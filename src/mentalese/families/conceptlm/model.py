@@ -320,10 +320,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         codes = self.codebook() if cache is None or cache.codes is None else cache.codes
         if cache is not None:
             cache.codes = codes
-        weights = logits = self.heads(hidden)
-        if self.config.concept_weights == "softmax":
-            weights = logits.unflatten(-1, codes.shape[:2]).softmax(-1).flatten(-2)
-        return mix(weights, codes), codes, logits
+        logits = self.heads(hidden)
+        return mix(logits, codes), codes, logits
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -366,7 +364,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         assert concepts is not None
         ntp, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         losses = {"ntp": ntp} | self.concept_losses(concepts)
-        by_weight = {"ntp": self.config.ntp_weight, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
+        by_weight = {"ntp": 1.0, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
         weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
         metrics = {name: value.detach() for name, value in losses.items()}
         metrics["concept_r2"] = explained(concepts, metrics["ncp"])

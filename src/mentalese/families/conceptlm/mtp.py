@@ -99,7 +99,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
         for ahead, hidden in enumerate(encoded.future, 1):
             later, _ = self.next_token_loss(*_further(hidden, batch["labels"], real, ahead))
             metrics[f"mtp.{ahead + 1}"] = later.detach()
-            loss = loss + self.config.mtp_weight * later
+            loss = loss + later
         return LossOutput(loss, weight, metrics, encoded=lambda: encoded)
 
     def forward_flops(self, batch: Batch) -> int:

@@ -105,13 +105,12 @@ class ConceptLM(nn.Module):
         if self.heads is None or self.codebook is None:
             return z
         a = self.heads(z).unflatten(-1, (self.config.segments, self.config.num_codes))
-        a = a.softmax(-1) if self.config.concept_weights == "softmax" else a
         return torch.einsum("bjsn, snc -> bjsc", a, self.codebook()).flatten(2)
 
     def loss(self, input_ids: Tensor) -> Tensor:
         """Return L_NTP + L_NCP + L_VQ of rows [batch, length], each by its weight (section 3)."""
         losses, config = self.losses(input_ids), self.config
-        weights = {"ntp": config.ntp_weight, "ncp": config.ncp_weight, "vq": config.vq_weight}
+        weights = {"ntp": 1.0, "ncp": config.ncp_weight, "vq": config.vq_weight}
         return torch.stack([weights[name] * value for name, value in losses.items()]).sum()
 
     def losses(self, input_ids: Tensor) -> dict[str, Tensor]:

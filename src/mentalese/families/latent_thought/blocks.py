@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
-from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotate, rotate_first
@@ -148,13 +148,13 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: LTMConfig, layer: int) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.attention = SelfAttention(config, layer)
         self.thinks = config.num_latents > 0
         if self.thinks:
-            self.cross_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.cross_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
             self.cross_attention = CrossAttention(config, layer)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.mlp = SwiGLU(config)
 
     def forward(
@@ -182,10 +182,10 @@ class EncoderBlock(GradientCheckpointingLayer):
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.mlp = SwiGLU(config)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
@@ -206,7 +206,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.queries = nn.Parameter(torch.empty(config.num_latents, config.hidden_size))
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_layers))
-        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
 
     def forward(self, tokens: Tensor, read: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from typing import Literal
 from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
 
+NORM_EPS = 1e-5
+
 
 class LTMConfig(LatentThoughtConfig):
     """Sizes, and how thoughts are inferred (Kong et al., "Latent Thought Models", sections 2 and A).
@@ -39,18 +41,16 @@ class LTMConfig(LatentThoughtConfig):
         noise: noise of the reparametrisation, `resampled` at each fast step (Algorithm 1) or `fixed` (the release).
         slow_grad: gradient of the weights. `final`: under thoughts drawn after the fast steps; `accumulate`: plus those
             of all fast steps, as in the release.
-        tolerance: a row's inference stops if a step improves the ELBO by less, in nats per target; `None`: never.
         langevin_step_size: s of Eq. 4.
         initial_log_variance: where fast learning starts log variances. At -5, the release's (Algorithm 1 does not
             state it), a thought costs 2 nats per channel before the first step; at 0, the prior's, it costs nothing.
     """
 
     model_type = "ltm"
+    constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS, "tolerance": None}  # noqa: RUF012 (never written to)
     intermediate_size: int | None = None
     max_position_embeddings: int = 1024
     window_size: int = 256
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-5
     num_latents: int = 24
     shared_latents: bool = False
     inference: Literal["variational", "langevin", "amortised"] = "variational"
@@ -61,7 +61,6 @@ class LTMConfig(LatentThoughtConfig):
     fast_optimizer: Literal["adam", "adamw"] = "adam"
     noise: Literal["resampled", "fixed"] = "resampled"
     slow_grad: Literal["final", "accumulate"] = "final"
-    tolerance: float | None = None
     langevin_step_size: float = 0.01
     initial_log_variance: float = -5.0
 
@@ -80,14 +79,11 @@ class LTMConfig(LatentThoughtConfig):
                 self._refuse(
                     "num_latents", "an encoder needs thoughts to infer, so set 1 or more, or another inference"
                 )
-            for name, wanted in (("slow_grad", "final"), ("tolerance", None)):
-                if getattr(self, name) != wanted:
-                    self._refuse(name, f"an encoder infers without steps, so set {wanted!r}")
+            if self.slow_grad != "final":
+                self._refuse("slow_grad", "an encoder infers without steps, so set 'final'")
         for name in ("fast_learning_rate", "langevin_step_size"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 self._refuse(name, "set a positive number")
-        if self.tolerance is not None and not self.tolerance >= 0:
-            self._refuse("tolerance", "set nats per target, 0 or more, or None")
         if self.intermediate_size is not None and self.intermediate_size < 1:
             self._refuse("intermediate_size", "set 1 or more, or None")
         if self.hidden_size // self.num_attention_heads % 2:

@@ -15,7 +15,7 @@ from transformers import initialization as init
 
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
-from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.transformers_seam import attention_of
@@ -60,7 +60,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         super().__init__(config)
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
-        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.encoder = Encoder(config) if config.inference == "amortised" else None
         self.compiled_layers: Callable[..., Tensor] | None = None
@@ -107,8 +107,8 @@ class LTMDecoder(LatentThoughtModel[E]):
         packed = PackedBatch(
             rows=rows,
             ids=ids,
-            rotary=rotary_table(places[:, None], head, config.rope_theta),
-            latent_rotary=rotary_table(latents, head, config.rope_theta),
+            rotary=rotary_table(places[:, None], head),
+            latent_rotary=rotary_table(latents, head),
             window=window_mask(ids.shape[1], config.window_size, device=device, flex=flex),
             past=past,
         )

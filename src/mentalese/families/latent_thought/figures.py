@@ -227,7 +227,6 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         raise InputError(f"{saved.path} has an encoder and takes no fast steps: use a model without an encoder")
     model: Any = saved.model
     trained = model.config.fast_steps
-    model.config.tolerance = None  # a row that stops early would hide its curve
     curves: dict[str, list[Tensor]] = {"NLL + KL": [], "NLL": [], "KL": []}
     layers: dict[int, list[Tensor]] = {trained: [], BEYOND * trained: []}
     for batch in batches(saved, saved.split("validation"), f"Inferring thoughts with {label}", ROWS):

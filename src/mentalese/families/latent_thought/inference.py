@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -201,8 +200,7 @@ def fit(
     config = model.config
     if fast.method == "amortised":
         return amortised(model, packed, targets, seed=seed), []
-    counts = (targets != IGNORED).sum(1)
-    live = counts > 0
+    live = (targets != IGNORED).any(1)
     noise = _noise(x, targets, seed)
     shape = (config.num_latents, config.hidden_size)
     frozen = _frozen(model) if weights is None and model.compiled_layers is not None else nullcontext()
@@ -225,9 +223,8 @@ def fit(
                 total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
                 nlls.append(nll.view(targets.shape).sum(1))
                 kls.append(kl.detach())
-                live = _still(live, nlls, kls, counts, config.tolerance)
                 # Ranks with sharded weights take each step together, also those without targets.
-                if (config.tolerance is not None or not (together or step)) and _none(live, together):
+                if not (together or step) and not bool(live.any()):
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
                 slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
@@ -287,22 +284,6 @@ def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: 
 def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
     """Noise in the precision of x, at least float32, because thoughts are sums of small steps."""
     return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
-
-
-def _still(live: Tensor, nlls: list[Tensor], kls: list[Tensor], counts: Tensor, tolerance: float | None) -> Tensor:
-    """The rows [B] whose last step improved the ELBO enough."""
-    if tolerance is None or len(nlls) < 2:
-        return live
-    gain = (nlls[-2] + kls[-2] - nlls[-1] - kls[-1]) / counts.clamp(min=1)
-    return live & ~(gain < tolerance)
-
-
-def _none(live: Tensor, together: bool) -> bool:
-    """Whether all rows have stopped, on all ranks if they infer together."""
-    some = live.any().to(torch.int64)
-    if together and dist.is_available() and dist.is_initialized():
-        dist.all_reduce(some, dist.ReduceOp.MAX)
-    return not bool(some)
 
 
 def check_finite(elbo: Tensor, rate: str) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
 from mentalese.nn.noise import Noise
 
 MEANS, VARIANCES, FINAL = -3, -2, -1
@@ -64,7 +64,7 @@ class LatentThought(nn.Module):
         width, layers, self.config = config.hidden_size, config.num_hidden_layers, config
         self.embed = nn.Embedding(config.vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(layers))
-        self.final_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         self.encoder = Encoder(config) if config.inference == "amortised" else None
         if config.tie_word_embeddings:
@@ -210,7 +210,7 @@ class Block(nn.Module):
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
         self.attention_norm, self.cross_norm, self.mlp_norm = (
-            nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
+            nn.RMSNorm(config.hidden_size, eps=NORM_EPS) for _ in range(3)
         )
         self.attention, self.cross_attention, self.mlp = SelfAttention(config), CrossAttention(config), SwiGLU(config)
 
@@ -270,7 +270,7 @@ class Encoder(nn.Module):
         width, self.config = config.hidden_size, config
         self.queries = nn.Parameter(torch.zeros(config.num_latents, width))
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_layers))
-        self.final_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.posterior = nn.Linear(width, 2 * width, bias=False)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,7 +291,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
         width, self.config = config.hidden_size, config
-        self.attention_norm, self.mlp_norm = (nn.RMSNorm(width, eps=config.rms_norm_eps) for _ in range(2))
+        self.attention_norm, self.mlp_norm = (nn.RMSNorm(width, eps=NORM_EPS) for _ in range(2))
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.mlp = SwiGLU(config)
 
@@ -314,17 +314,17 @@ def attend(
     """Return what queries [batch, n, hidden] at positions [n] read from keys and values [batch, m, hidden] at
     positions [m]; `seen` is bool [n, m], and without it they read from all."""
     q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (q, k, v))
-    q, k = rotated(q, at, config.rope_theta), rotated(k, of, config.rope_theta)
+    q, k = rotated(q, at), rotated(k, of)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
     return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Turn channels j and j + d / 2 of x [batch, heads, n, d] by position * theta^(-2 j / d)."""
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Turn channels j and j + d / 2 of x [batch, heads, n, d] by position * 10,000^(-2 j / d)."""
     half = x.shape[-1] // 2
-    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    angles = positions[:, None] * 10_000.0 ** (-torch.arange(half, device=x.device) / half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

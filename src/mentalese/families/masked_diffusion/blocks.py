@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
-from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.rotary import rotary_table, rotate_first
 
@@ -38,10 +38,10 @@ class Block(GradientCheckpointingLayer):
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
         d, self.heads = config.hidden_size, config.num_attention_heads
-        self.attention_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.attention_norm = nn.RMSNorm(d, eps=NORM_EPS)
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.attention_out = ResidualLinear(d, d, bias=False)
-        self.mlp_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.mlp_norm = nn.RMSNorm(d, eps=NORM_EPS)
         self.gate_up = nn.Linear(d, 2 * config.width, bias=False)
         self.mlp_out = ResidualLinear(config.width, d, bias=False)
         self.modulation = Modulation(config.conditioning_size, 6 * d) if config.sees_time else None

@@ -7,6 +7,8 @@ from typing import Literal
 from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
 
+NORM_EPS = 1e-5
+
 
 class MaskedDiffusionConfig(LatentThoughtConfig):
     """Sizes, and which of the three methods it is.
@@ -24,12 +26,11 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     """
 
     model_type = "masked_diffusion"
+    constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS}  # noqa: RUF012 (never written to)
     objective: Literal["mdlm", "md4", "sedd"] = "mdlm"
     noise_schedule: Literal["linear", "cosine"] = "linear"
     intermediate_size: int | None = None
     max_position_embeddings: int = 1024
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-5
     conditioning_size: int = 128
     score_times: int = 32
     use_cache: bool = False

@@ -37,7 +37,7 @@ from transformers import initialization as init
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
-from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
 from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
@@ -90,7 +90,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         self.mask_embed = nn.Embedding(1, config.hidden_size)
         self.time = TimeEmbedding(config) if config.sees_time else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.final_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
         self.final_modulation = (
             Modulation(config.conditioning_size, 2 * config.hidden_size) if config.sees_time else None
         )
@@ -146,9 +146,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         """
         config = self.config
         masked = input_ids == config.mask_token_id
-        rotary = rotary_table(
-            rows.positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta
-        )
+        rotary = rotary_table(rows.positions[:, None], config.hidden_size // config.num_attention_heads)
         mask = self.mask_embed(input_ids.new_zeros(()))
         x = torch.where(masked[..., None], mask, self.embed(input_ids.masked_fill(masked, 0)))
         time = None

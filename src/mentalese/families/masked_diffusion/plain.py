@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mentalese.families.masked_diffusion.config import MaskedDiffusionConfig
+from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
 
 WAVES = 256
 """Sines and cosines of the time."""
@@ -44,7 +44,7 @@ class MaskedDiffusion(nn.Module):
         self.mask_embed = nn.Embedding(1, width)
         self.time = TimeEmbedding(config.conditioning_size) if config.sees_time else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.final_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.final_norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.final_modulation = modulation(config.conditioning_size, 2 * width) if config.sees_time else None
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -108,11 +108,11 @@ class Block(nn.Module):
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
-        width, self.heads, self.theta = config.hidden_size, config.num_attention_heads, config.rope_theta
-        self.attention_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        width, self.heads = config.hidden_size, config.num_attention_heads
+        self.attention_norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.attention_out = nn.Linear(width, width, bias=False)
-        self.mlp_norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.mlp_norm = nn.RMSNorm(width, eps=NORM_EPS)
         self.gate_up = nn.Linear(width, 2 * config.width, bias=False)
         self.mlp_out = nn.Linear(config.width, width, bias=False)
         self.modulation = modulation(config.conditioning_size, 6 * width) if config.sees_time else None
@@ -128,7 +128,7 @@ class Block(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Return what each position [batch, length, hidden] reads from all of them."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k = rotated(q, self.theta), rotated(k, self.theta)
+        q, k = rotated(q), rotated(k)
         weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
         return self.attention_out((weights @ v).transpose(1, 2).flatten(2))
 
@@ -160,11 +160,11 @@ def modulation(size: int, outputs: int) -> nn.Linear:
     return made
 
 
-def rotated(x: Tensor, theta: float) -> Tensor:
-    """Turn channels j and j + d / 2 of x [batch, heads, length, d] by position * theta^(-2 j / d)."""
+def rotated(x: Tensor) -> Tensor:
+    """Turn channels j and j + d / 2 of x [batch, heads, length, d] by position * 10,000^(-2 j / d)."""
     half = x.shape[-1] // 2
     positions = torch.arange(x.shape[-2], device=x.device)
-    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    angles = positions[:, None] * 10_000.0 ** (-torch.arange(half, device=x.device) / half)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -7,6 +7,9 @@ from typing import Literal
 from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
 
+HINGE_WEIGHT = 0.01
+"""Weight of the squared distance of a `normalized` vector's length, before it is 1, from [0.9, 1.1] (the release)."""
+
 
 class ThoughtGestaltConfig(LatentThoughtConfig):
     """Sizes and choices of a Thought Gestalt model. Layers count from 0.
@@ -14,7 +17,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     Attributes:
         activation: of the MLP, exact GELU or SwiGLU.
         intermediate_size: width of the MLP; `None`: 4 d for `gelu`; 8/3 d, rounded up to a multiple of 8, for
-            `swiglu`.
+            `swiglu` (the release rounds to the nearest one).
         layers_per_turn: a looped decoder: layer i has the block of layer i mod this number (ours); `None`: all layers
             have their own.
         attention_layout: what a block attends to before its MLP. `alternate`: even blocks to the sentence, odd ones to
@@ -33,12 +36,9 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         sentence_head: `linear`: the paper's s = W h (section 2.2); `normalized`: the release's, a norm before the map
             and vectors of length 1, whose channels are small at a small width (the suite's `gate_init` repairs this).
         context_seeding: a sentence starts from the previous sentence's vector instead of its start marker.
-        memory_position_scale: `unit`: the memory's positional vectors have length 1; `none`: sqrt(d / 2).
         gate_init: first value of the gates of the memory; 1 adds what is read unscaled (appendix C).
         attention_dropout, residual_dropout, embedding_dropout: the paper's 0.2, and two that only the release has.
         layer_norm_eps: of all norms, the sentence head's included; weights of the authors' release want its 1e-6.
-        norm_hinge_weight: weight of the squared distance of a `normalized` vector's length, before it is made 1, from
-            [0.9, 1.1] (the release).
         next_vector_weight: weight of the loss of the next sentence's vector, see `model.next_vector_loss` (ours, not
             the paper's); 0: none, and no parameters for it.
         sentence_start_token_id, sentence_end_token_id: the markers around each sentence.
@@ -47,6 +47,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     """
 
     model_type = "thought_gestalt"
+    constants = {"memory_position_scale": "unit", "norm_hinge_weight": HINGE_WEIGHT}  # noqa: RUF012 (never written to)
 
     vocab_size: int = 50_260
     hidden_size: int = 768
@@ -63,12 +64,10 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     sentence_layer: int | None = None
     sentence_head: Literal["linear", "normalized"] = "linear"
     context_seeding: bool = True
-    memory_position_scale: Literal["unit", "none"] = "unit"
     gate_init: float = 1.0
     attention_dropout: float = 0.2
     residual_dropout: float = 0.0
     embedding_dropout: float = 0.0
-    norm_hinge_weight: float = 0.01
     next_vector_weight: float = 0.0
     layer_norm_eps: float = 1e-5
     pad_token_id: int = 0
@@ -145,7 +144,6 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         )
         for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
             self._require(0 <= getattr(self, name) < 1, name, "set a number from 0 up to, not including, 1")
-        self._require(self.norm_hinge_weight >= 0, "norm_hinge_weight", "set 0 or more")
         self._require(self.next_vector_weight >= 0, "next_vector_weight", "set 0 or more")
         self._require(
             self.memory != "none" or not self.next_vector_weight,

@@ -19,12 +19,12 @@ from mentalese.nn.linear import is_plain
 from mentalese.nn.ragged import first_rows
 
 
-def memory_positions(size: int, hidden_size: int, scale: str, device: torch.device | None = None) -> Tensor:
-    """Return PE [size, d] by rank, 0 the oldest: sines and cosines in turns, of length 1 or sqrt(d / 2)."""
+def memory_positions(size: int, hidden_size: int, device: torch.device | None = None) -> Tensor:
+    """Return PE [size, d] by rank, 0 the oldest: sines and cosines in turns, of length 1 (the release)."""
     pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
     angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
-    return table * math.sqrt(2 / hidden_size) if scale == "unit" else table
+    return table * math.sqrt(2 / hidden_size)
 
 
 class MemoryMap:

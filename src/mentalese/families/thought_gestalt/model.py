@@ -37,7 +37,7 @@ from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, SentenceHead
 from mentalese.families.thought_gestalt.cache import SentenceCache
 from mentalese.families.thought_gestalt.compiled import CompiledLayers
-from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.config import HINGE_WEIGHT, ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.decode import read_on
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
@@ -279,7 +279,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     def memory_map(self, layers: range, like: Tensor) -> MemoryMap:
         """Return the map of vectors to keys and values in those of `layers` with cross-attention, for such tokens."""
         config, blocks = self.config, self.layers
-        positions = memory_positions(config.memory_size, config.hidden_size, config.memory_position_scale, like.device)
+        positions = memory_positions(config.memory_size, config.hidden_size, like.device)
         maps = [blocks[i].memory_attention.key_value for i in layers if i in config.cross_layers]
         return MemoryMap(maps, positions, like.dtype)
 
@@ -368,7 +368,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
             normalized, norms = self.config.sentence_head == "normalized", reading.norms
             hinge = (shares * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum() / weight.clamp(min=1e-8)
             # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
-            loss = loss + (self.config.norm_hinge_weight if normalized else 0.0) * hinge
+            loss = loss + (HINGE_WEIGHT if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
         if self.config.next_vector_weight:
             ahead, explained = self.next_vector_loss(reading, shares)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
+from mentalese.families.thought_gestalt.config import HINGE_WEIGHT, ThoughtGestaltConfig
 
 
 @dataclass
@@ -94,7 +94,7 @@ class ThoughtGestalt(nn.Module):
         if config.memory != "none" and config.sentence_head == "normalized":  # the release's loss, not the paper's
             norms = torch.stack(reading.norms, dim=1)
             outside = F.relu(norms - 1.1) + F.relu(0.9 - norms)
-            loss = loss + config.norm_hinge_weight * (of_sentence * outside.square()).sum()
+            loss = loss + HINGE_WEIGHT * (of_sentence * outside.square()).sum()
         if self.next_vector is not None:  # ours
             vectors = torch.stack(reading.vectors, dim=1)
             before = vectors[:, :-1].detach() if config.memory_gradient_window == 0 else vectors[:, :-1]
@@ -266,9 +266,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, dropout: float, later
 
 
 def memory_positions(count: int, config: ThoughtGestaltConfig, like: Tensor) -> Tensor:
-    """Return PE [count, hidden] by rank, 0 the oldest: sines and cosines in turns, of length 1 or sqrt(d / 2)."""
+    """Return PE [count, hidden] by rank, 0 the oldest: sines and cosines in turns, of length 1 (the release)."""
     width = config.hidden_size
     frequencies = 10_000 ** (-torch.arange(0, width, 2, device=like.device) / width)
     angles = torch.arange(count, device=like.device)[:, None] * frequencies
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).to(like.dtype)
-    return table * math.sqrt(2 / width) if config.memory_position_scale == "unit" else table
+    return table * math.sqrt(2 / width)

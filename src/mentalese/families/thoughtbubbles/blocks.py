@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
 from mentalese.errors import InputError
-from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.models.hf import ResidualLinear
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
@@ -126,9 +126,9 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
         self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
@@ -152,10 +152,9 @@ class ForkDecision(nn.Module):
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.decide = nn.Linear(config.hidden_size, 2, bias=config.fork_bias_init is not None)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
+        self.decide = nn.Linear(config.hidden_size, 2, bias=False)
         self.config = config
-        self.start = math.log(1 / (1 + math.exp(-(config.fork_bias_init or 0.0))))  # what decisions start at
         self.embedding = nn.Parameter(torch.empty(config.hidden_size))
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
         self.observed: Tensor | None = None
@@ -165,7 +164,7 @@ class ForkDecision(nn.Module):
         forks [d], which is read here because weights that are kept elsewhere are here only during a call."""
         decided = self.decide(self.norm(x))
         decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
-        decisions = controlled(decisions, self.config.thought_control, self.start).clamp(max=0.0)
+        decisions = controlled(decisions, self.config.thought_control, math.log(0.5)).clamp(max=0.0)
         decisions = decisions if scores is None else decisions + scores[..., None]
         return decisions.flatten(1), self.embedding
 

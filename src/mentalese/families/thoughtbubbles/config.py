@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NORM_EPS = 1e-5
+
+
 class ThoughtbubblesConfig(LatentThoughtConfig):
     """Sizes, and how residual streams fork (Liu et al., "Thoughtbubbles", sections 2 and A).
 
@@ -23,9 +26,8 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         fork_layers: 0-based blocks before which streams fork; empty: the regular RoPE transformer.
         layers_per_turn: a looped decoder: layer i has the block of layer i mod this number, and each fork its own
             decision (ours); `None`: all layers have their own.
-        budget: kappa / L, streams per token; a forking layer keeps at most kappa streams. 1: scores without forks.
-        budget_mode: `dynamic`: a text of n tokens has ceil(budget * n) streams (E.1); `fixed`: ceil(budget * L), for
-            every n.
+        budget: kappa / L, streams per token; a forking layer keeps at most kappa = ceil(budget * n) streams of a text
+            of n tokens (E.1). 1: scores without forks. The estimator `prefix-fixed` has ceil(budget * L) for every n.
         selection: which streams stay. `block`: the best kappa of the whole text, so later tokens influence which
             earlier streams stay; `causal`: those that reach their layer's threshold while the tokens so far are within
             their budget (ours).
@@ -33,29 +35,30 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         readout: how a token's streams make one prediction. `mixture`: of their distributions (Eq. 11); `residual`:
             LN(sum p x); `residual_ln`: sum p LN(x); `rightmost`: the token's own stream.
         score_scale: attention logits are (q k + s) / sqrt(d_h) for `head`, / sqrt(d) for `model` (Eq. 8 as printed);
-            `overwrite` is `head` with s in place of the last rotary channel.
+            `overwrite` is `head` with s in place of the last rotary channel (the release).
         rotation: the q of Eq. 13, by which a token's streams share its rotation: the number of its `streams` ("q
             streams representing a particular input token", section D), or of its `forks`, one less ("q forks in total",
             the same section; the leftmost fork then has the position of the token before).
-        fork_bias_init: first value of a bias of the fork and keep decisions; `None`: no bias.
         activation: `gelu` (exact) or `gelu_tanh`.
     """
 
     model_type = "thoughtbubbles"
+    constants = {  # noqa: RUF012 (never written to)
+        "budget_mode": "dynamic",
+        "fork_bias_init": None,
+        "rope_theta": 10_000.0,
+        "layer_norm_eps": NORM_EPS,
+    }
     max_position_embeddings: int = 512
     fork_layers: tuple[int, ...] = ()
     layers_per_turn: int | None = None
     budget: float = 2.0
-    budget_mode: Literal["dynamic", "fixed"] = "dynamic"
     selection: Literal["block", "causal"] = "block"
     copies: int = 1
     readout: Literal["mixture", "residual", "residual_ln", "rightmost"] = "mixture"
     score_scale: Literal["head", "model", "overwrite"] = "head"
     rotation: Literal["streams", "forks"] = "streams"
-    fork_bias_init: float | None = None
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    rope_theta: float = 10_000.0
-    layer_norm_eps: float = 1e-5
 
     @property
     def has_thoughts(self) -> bool:
@@ -99,10 +102,8 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         """kappa: the most streams after a fork of a text with this number of tokens."""
         return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
 
-    def most_streams(self, tokens: Tensor, mode: str) -> Tensor:
-        """What the causal selection may keep of the first `tokens` tokens; every later token has room for its own."""
-        if mode == "fixed":
-            return tokens + self.streams(self.max_position_embeddings) - self.max_position_embeddings
+    def most_streams(self, tokens: Tensor) -> Tensor:
+        """Return how many streams the causal selection may keep of the first `tokens` tokens."""
         return (self.budget * tokens.double() - 1e-6).ceil().long()
 
     @property

@@ -28,7 +28,7 @@ from transformers import initialization as init
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
-from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
 from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
@@ -85,7 +85,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers_per_turn or config.num_hidden_layers))
         self.fork_decisions = nn.ModuleDict({str(layer): ForkDecision(config) for layer in config.fork_layers})
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -103,8 +103,6 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         if isinstance(module, ForkDecision):
             init.normal_(module.embedding, std=self.config.hidden_size**-0.5)
             init.constant_(module.threshold, UNKNOWN)
-            if module.decide.bias is not None:
-                init.constant_(module.decide.bias, self.config.fork_bias_init)
 
     @property
     def layers(self) -> list[Any]:
@@ -127,7 +125,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         attention_mask: Tensor | None = None,
         *,
         selection: str | None = None,
-        budget_mode: str | None = None,
+        fixed_budget: bool = False,
         cache: ThoughtCache | None = None,
         calibrate: bool = False,
         trace: bool = False,
@@ -135,7 +133,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         """All blocks over rows [B, L], from where `cache` left off; the cache moves on.
 
         Args:
-            selection, budget_mode: instead of the config's.
+            selection: instead of the config's.
+            fixed_budget: ceil(budget * L) streams for a text of any length, if it is selected as a block.
             calibrate: let the thresholds of the causal selection move towards this batch's at the next `after_step`;
                 this pass does not use them.
             trace: keep the attention of the blocks after the last fork, and all candidates.
@@ -145,14 +144,14 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             FloatingPointError: a fork score is not a number.
         """
         config = self.config
-        selection, budget_mode = selection or config.selection, budget_mode or config.budget_mode
+        selection = selection or config.selection
         streams, rows = self._embed(input_ids, attention_mask, cache)
         first = cache is None or not cache.seen_tokens
-        if config.fork_layers and selection == "block" and budget_mode == "fixed":
+        if config.fork_layers and fixed_budget:
             self._check_length(streams, cache)
         if selection == "causal" and first and not calibrate:
             self._check_thresholds()
-        quota = self._quota(rows, budget_mode) if selection == "block" or calibrate else None
+        quota = self._quota(rows, fixed_budget) if selection == "block" or calibrate else None
         forks: list[Tensor] = []
         attention: list[Tensor] = []
         candidates: list[Candidates] = []
@@ -161,7 +160,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         for layer, block in enumerate(self.layers):
             if layer in config.fork_layers:
                 room = quota if selection == "block" else None
-                streams, chosen_from = self._fork(streams, layer, room, budget_mode, cache)
+                streams, chosen_from = self._fork(streams, layer, room, fixed_budget, cache)
                 if quota is not None and calibrate:
                     module: Any = self.fork_decisions[str(layer)]
                     module.observe(lowest_kept(chosen_from.merit, quota.tensor))
@@ -232,7 +231,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         if longest > config.max_position_embeddings:
             raise InputError(
                 f"input_ids has {longest} tokens and the fixed budget is for {config.max_position_embeddings}: "
-                f"set budget_mode='dynamic', which keeps {config.streams(longest)} streams for them"
+                f"a dynamic one keeps {config.streams(longest)} streams for them"
             )
 
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
@@ -241,7 +240,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         positions = streams.positions(config.rotation)
         if streams.real is None and cache is None and not segment:
             positions = positions[:1]  # all rows have the same
-        cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads, config.rope_theta)
+        cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
         mask, slots, end = None, None, 0
         if cache is not None:
             name, new = f"used.{segment}", streams.own.shape[1]
@@ -250,7 +249,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 least, most = (int(bound) for bound in used.aminmax())
             else:  # which is not waited for: what the selection may have kept
                 seen = cache.seen_tokens
-                least, most = 0, self._most_kept(seen, config.budget_mode) if segment else seen * config.copies
+                least, most = 0, self._most_kept(seen) if segment else seen * config.copies
             cache.state[name] = used + (new if streams.real is None else streams.real.sum(1, keepdim=True))
             slots, end = used + torch.arange(new, device=used.device), most + new
             if most and (new > 1 or least < most):
@@ -261,7 +260,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return StreamState(0, cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
 
     def _fork(
-        self, streams: Streams, layer: int, quota: Quota | None, budget_mode: str, cache: ThoughtCache | None
+        self, streams: Streams, layer: int, quota: Quota | None, fixed_budget: bool, cache: ThoughtCache | None
     ) -> tuple[Streams, Candidates]:
         """Scores all candidates, selects, and lets streams fork and end (section 2.3).
 
@@ -280,45 +279,43 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             assert streams.held is not None
             # Shapes do not depend on the scores.
             kept = [min(most, 2 * held) for most, held in zip(quota.on_host, streams.held)]
-            room = Room(min(self._budget(tokens, budget_mode), places), kept)
+            room = Room(min(self._budget(tokens, fixed_budget), places), kept)
             keep = select_block(merit, quota.tensor) & (merit > -math.inf)
         else:
-            keep = self._select_causal(streams, merit, layer, budget_mode, cache)
+            keep = self._select_causal(streams, merit, layer, cache)
             if merit.device.type != "cpu":
                 seen = 0 if cache is None else cache.seen_tokens
-                room = Room(min(places, self._most_kept(seen + tokens, budget_mode) - seen))
+                room = Room(min(places, self._most_kept(seen + tokens) - seen))
         candidates = Candidates(layer, decisions, merit, keep, streams.token)
         return fork(streams, decisions, keep, embedding, room), candidates
 
-    def _most_kept(self, tokens: int, mode: str) -> int:
+    def _most_kept(self, tokens: int) -> int:
         """`most_streams` of the config, for the host."""
-        return int(self.config.most_streams(torch.tensor(tokens), mode)) if tokens else 0
+        return int(self.config.most_streams(torch.tensor(tokens))) if tokens else 0
 
-    def _select_causal(
-        self, streams: Streams, merit: Tensor, layer: int, budget_mode: str, cache: ThoughtCache | None
-    ) -> Tensor:
+    def _select_causal(self, streams: Streams, merit: Tensor, layer: int, cache: ThoughtCache | None) -> Tensor:
         """The candidates that reach the threshold, while the text so far is within its budget."""
         threshold: Any = self.fork_decisions[str(layer)].threshold
         keep = ((merit >= threshold) & (merit > -math.inf)) | (merit == math.inf)
         state = {} if cache is None else cache.state
         used = state.get(f"kept.{layer}", torch.zeros_like(streams.before))
         place = torch.arange(streams.counts.shape[1], device=merit.device)
-        room = self.config.most_streams(streams.before + place + 1, budget_mode) - used
+        room = self.config.most_streams(streams.before + place + 1) - used
         keep = within_budget(merit, keep, streams.token.repeat_interleave(2, dim=1), room)
         state[f"kept.{layer}"] = used + keep.sum(1, keepdim=True)
         return keep
 
-    def _quota(self, rows: PackedRows, mode: str) -> Quota:
+    def _quota(self, rows: PackedRows, fixed: bool) -> Quota:
         """The streams that each row may keep after a fork."""
-        on_host = [self._budget(tokens, mode) for tokens in rows.on_host]
+        on_host = [self._budget(tokens, fixed) for tokens in rows.on_host]
         device = rows.lengths.device
         if min(on_host) == max(on_host):
             return Quota(on_host, torch.full((len(on_host),), on_host[0], device=device))
         return Quota(on_host, send(torch.tensor(on_host), device))
 
-    def _budget(self, tokens: int, mode: str) -> int:
-        """kappa of a text with this number of tokens, or of the training length."""
-        return self.config.streams(self.config.max_position_embeddings if mode == "fixed" else tokens)
+    def _budget(self, tokens: int, fixed: bool) -> int:
+        """Return kappa of a text with this number of tokens, or of the training length."""
+        return self.config.streams(self.config.max_position_embeddings if fixed else tokens)
 
     # ------------------------------------------------------------------------------------- read-out
 
@@ -410,7 +407,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         for layer in range(config.num_hidden_layers):
             if layer in config.fork_layers:
                 total += streams * 2 * d
-                streams = min(2 * streams, self._budget(longest, config.budget_mode))
+                streams = min(2 * streams, config.streams(longest))
                 scored = config.score_scale != "overwrite"
             total += streams * 12 * d * d + streams**2 * (2 * d + 2 * scored * config.num_attention_heads)
         heads = streams if self.mixes else length
@@ -444,7 +441,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
         kind, _, rest = estimator.partition("-")
         if kind == "prefix":
-            return self._nll_by_prefixes(batch, rest)
+            return self._nll_by_prefixes(batch, fixed_budget=rest == "fixed")
         selection = {"causal": "causal", "block": "block"}.get(kind)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), selection=selection)
         labels = encoded.predictable(batch["labels"])
@@ -452,7 +449,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             return self.next_token_nll(self.states(encoded), labels)
         return F.pad(encoded.rows.spread(self._mixture(encoded, labels)[1])[:, :-1], (1, 0))
 
-    def _nll_by_prefixes(self, batch: Batch, budget_mode: str) -> Tensor:
+    def _nll_by_prefixes(self, batch: Batch, *, fixed_budget: bool) -> Tensor:
         """Scores each label after a pass over the tokens before it."""
         ids, labels = batch["input_ids"], batch["labels"]
         mask = batch.get("attention_mask")
@@ -466,7 +463,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             prefix = slice(0, int(last.max()) + 1)
             place = torch.arange(prefix.stop, device=ids.device)
             seen = mask[row, prefix] * (place <= last[:, None])
-            encoded = self.encode(ids[row, prefix], seen, selection="block", budget_mode=budget_mode)
+            encoded = self.encode(ids[row, prefix], seen, selection="block", fixed_budget=fixed_budget)
             logits = self._logits(encoded, last[:, None])[:, 0]
             nll[row, last + 1] = F.cross_entropy(logits.float(), labels[row, last + 1], reduction="none")
         return nll

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 
 LOWEST = -20.0  # log-probability of a decision
 UNKNOWN = 1.0  # a threshold before training, which no log-probability reaches
@@ -62,7 +62,7 @@ class Thoughtbubbles(nn.Module):
         self.embed = nn.Embedding(config.vocab_size, width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers_per_turn or config.num_hidden_layers))
         self.fork_decisions = nn.ModuleDict({str(layer): ForkDecision(config) for layer in config.fork_layers})
-        self.final_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.final_norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
@@ -71,7 +71,7 @@ class Thoughtbubbles(nn.Module):
                 depth = math.sqrt(2 * config.num_hidden_layers) if name.endswith(".out.weight") else 1
                 nn.init.normal_(parameter, std=config.initializer_range / depth)
             elif name.endswith(".bias"):
-                nn.init.constant_(parameter, (config.fork_bias_init or 0.0) if name.endswith("decide.bias") else 0.0)
+                nn.init.constant_(parameter, 0.0)
 
     def forward(self, text: Tensor) -> Tensor:
         """Return the log-probabilities [length, vocabulary] that each token of a text [length] predicts."""
@@ -140,8 +140,8 @@ class ForkDecision(nn.Module):
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
         self.config, width = config, config.hidden_size
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.decide = nn.Linear(width, 2, bias=config.fork_bias_init is not None)
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.decide = nn.Linear(width, 2, bias=False)
         self.embedding = nn.Parameter(torch.randn(width) / width**0.5)
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
         self.lowest: list[Tensor] = []
@@ -156,8 +156,7 @@ class ForkDecision(nn.Module):
             own=torch.stack((torch.zeros_like(streams.own), streams.own), dim=1).flatten(),
         )
         merit = candidates.scores.detach().masked_fill(candidates.own, math.inf)  # Eq. 4
-        tokens = self.config.max_position_embeddings if self.config.budget_mode == "fixed" else length
-        kappa = self.config.streams(tokens)
+        kappa = self.config.streams(length)
         if self.training:
             everything = merit.new_tensor(-math.inf)
             self.lowest.append(merit.sort(descending=True).values[kappa - 1] if kappa < len(merit) else everything)
@@ -169,7 +168,7 @@ class ForkDecision(nn.Module):
         kept: list[Tensor] = []
         for token in range(length):
             good = ((candidates.token == token) & (candidates.own | (merit >= self.threshold))).nonzero()[:, 0]
-            room = int(self.config.most_streams(torch.tensor(token + 1), self.config.budget_mode))
+            room = int(self.config.most_streams(torch.tensor(token + 1)))
             kept.append(good[best(merit[good], room - sum(map(len, kept)))])
         return torch.cat(kept)
 
@@ -194,9 +193,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = (
-            nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) for _ in range(2)
-        )
+        self.attention_norm, self.mlp_norm = (nn.LayerNorm(config.hidden_size, eps=NORM_EPS) for _ in range(2))
         self.attention, self.mlp = Attention(config), MLP(config)
 
     def forward(self, streams: Streams) -> Tensor:
@@ -218,7 +215,7 @@ class Attention(nn.Module):
         config, scores = self.config, streams.scores
         q, k, v = self.qkv(x).unflatten(-1, (3, config.num_attention_heads, -1)).permute(1, 2, 0, 3)
         positions, scale = streams.positions(config.rotation), q.shape[-1]
-        q, k = (rotated(part, positions, config.rope_theta) for part in (q, k))
+        q, k = (rotated(part, positions) for part in (q, k))
         if config.fork_layers and config.score_scale == "model":
             scale = config.hidden_size  # as printed
         if config.fork_layers and config.score_scale == "overwrite":
@@ -229,10 +226,10 @@ class Attention(nn.Module):
         return self.out((weights @ (v * scores.exp()[:, None])).transpose(0, 1).flatten(1))
 
 
-def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Turn channels i and i + d / 2 of x [heads, streams, d] by position * theta^(-2 i / d) (Eq. 12 and 13)."""
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Turn channels i and i + d / 2 of x [heads, streams, d] by position * 10,000^(-2 i / d) (Eq. 12 and 13)."""
     half = x.shape[-1] // 2
-    angles = positions[:, None] * theta ** (-torch.arange(half, device=x.device) / half)
+    angles = positions[:, None] * 10_000.0 ** (-torch.arange(half, device=x.device) / half)
     a, b = x[..., :half], x[..., half:]
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), dim=-1)
 
