@@ -29,6 +29,7 @@ RowReader = Callable[[], Iterator[Row]]
 
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 _TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ZIP = (".zip",)
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", *_TABLE_SUFFIXES)
 
 SPLIT_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -36,7 +37,6 @@ _SPLITS = {name: name for name in ("train", "validation", "test")} | SPLIT_ALIAS
 _SPLIT_FILE = re.compile(rf"(?:(?P<prefix>.*?)[-_])??(?P<split>{'|'.join(_SPLITS)})(?:[-_.].*)?")
 ENCODING = "utf-8-sig"
 """UTF-8; the mark that some editors write before a text does not belong to it."""
-_ZIPPED = ("train", "test")
 _PIECE = 1_000_000  # characters of a line that are read at once
 
 
@@ -90,7 +90,7 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
         path /= only
     found = SplitFiles(_by_name(path, everything) or _by_folder(path, everything), divided=True)
     if not found.by_split:
-        found = SplitFiles({"train": [file for file in everything if file.stat().st_size]}, divided=False)
+        found = SplitFiles({"train": [file for file in everything if file.stat().st_size] or everything}, divided=False)
     names: dict[str, Path] = {}
     for file in found.files:
         suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
@@ -161,41 +161,33 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
-@dataclass(frozen=True)
-class SplitRows:
-    """Readers of the rows of each split, of one file each; `divided` as in `SplitFiles`."""
-
-    by_split: dict[str, list[RowReader]]
-    divided: bool
-
-
-def find_rows(path: Path, *kinds: tuple[str, ...]) -> SplitRows:
+def find_rows(path: Path, *kinds: tuple[str, ...]) -> dict[str, list[RowReader]]:
     """Return readers of the files that `find_files` finds; of a text each line is a row with the column `text`.
 
     A zip is CLUTRR's: all `*_train.csv` in it are train, all `*_test.csv` test.
     """
-    found = find_files(path, *kinds)
-    if found.files[0].suffix == ".zip":
-        tables = _tables_in_zip(found.files[0])
-        return SplitRows({split: [partial(read_table, table) for table in tables[split]] for split in tables}, True)
-    return SplitRows({split: [*map(row_reader, files)] for split, files in found.by_split.items()}, found.divided)
+    by_split = find_files(path, *kinds).by_split
+    if kinds == (ZIP,):
+        return _rows_in_zip(by_split["train"][0])
+    readers = {"jsonl": read_json_lines, "json": _read_json, "csv": _read_table, "tsv": _read_table}
+    readers |= {"parquet": _read_parquet, "txt": _read_text_lines}
+    return {
+        split: [partial(readers[file.name.removesuffix(".gz").rpartition(".")[2]], file) for file in files]
+        for split, files in by_split.items()
+    }
 
 
-def _tables_in_zip(path: Path) -> dict[str, list[zipfile.Path]]:
+def _rows_in_zip(path: Path) -> dict[str, list[RowReader]]:
+    rows: dict[str, list[RowReader]] = {"train": [], "test": []}
     with _reading(lambda: str(path), "use the zip of a CLUTRR task, as it was published"):
         archive = zipfile.Path(path)
-        names = sorted(archive.root.namelist())
-        tables = {split: [archive / name for name in names if name.endswith(f"_{split}.csv")] for split in _ZIPPED}
-        if not all(tables.values()):
+        for name in sorted(archive.root.namelist()):
+            for split in rows:
+                if name.endswith(f"_{split}.csv"):
+                    rows[split].append(partial(_read_table, archive / name))
+        if not all(rows.values()):
             raise ValueError("it has no *_train.csv, or no *_test.csv")
-    return tables
-
-
-def row_reader(path: Path) -> RowReader:
-    """Return a reader of a file of rows, told by its ending; of a text each line is a row with the column `text`."""
-    kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    readers = {"jsonl": read_json_lines, "json": _read_json, "csv": read_table, "tsv": read_table}
-    return partial((readers | {"parquet": _read_parquet, "txt": _read_text_lines})[kind], path)
+    return rows
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -212,8 +204,8 @@ def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of a list, or the values of an object of objects."""
     with open_text(path) as file, _reading(lambda: str(path), "repair it, or call it .jsonl if each line is a row"):
         content = json.load(file)
-    rows = content.items() if isinstance(content, dict) else enumerate(content, 1)
-    for name, row in rows:
+    rows = content if isinstance(content, dict | list) else [content]
+    for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows, 1):
         yield _row(f"{path}, row {name}", row)
 
 
@@ -228,7 +220,7 @@ def _read_text_lines(path: Path) -> Iterator[Row]:
         yield from ((f"{path}, line {number}", {"text": line}) for number, line in enumerate(file, 1) if line.strip())
 
 
-def read_table(path: Path | zipfile.Path) -> Iterator[Row]:
+def _read_table(path: Path | zipfile.Path) -> Iterator[Row]:
     """Yield rows of a table with a header, as texts; a cell of `steps` is a JSON list, or has a step a line."""
     with open_text(path, newline="") as file:
         header = file.readline()

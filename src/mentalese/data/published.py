@@ -12,7 +12,7 @@ from typing import Any
 
 from mentalese.data.config import AnswerRuleName
 from mentalese.data.documents import Document, record
-from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Columns
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, ZIP, Columns
 from mentalese.data.records import EQUATION, answer_text, list_of_texts, read_row, steps_of, with_cot
 from mentalese.errors import InputError
 
@@ -181,7 +181,7 @@ PUBLISHED: dict[str, PublishedSet] = {
         "story, query and target, in the zip of a task",
         _clutrr,
         "text",
-        kinds=((".zip",),),
+        kinds=(ZIP,),
     ),
     "commonsenseqa": PublishedSet(
         "CommonsenseQA (Talmor et al., 2019)",

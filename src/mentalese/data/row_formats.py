@@ -122,9 +122,10 @@ def _listed(columns: Iterable[str]) -> str:
 
 def _check_questions(spec: str, row: Columns, columns: Iterable[str]) -> None:
     """Raise `InputError` for rows of questions that are not records, and name a published set with such rows."""
-    sets = [f"{name}:PATH" for name, known in PUBLISHED.items() if known.reads(row)]
-    if not sets and not any(name.lower() == "question" for name in columns):
+    asks = any(name.lower() in ("question", "squestion") for name in columns)
+    if not asks and not {"input", "code", "target"} <= set(columns):
         return
+    sets = [f"{name}:PATH" for name, known in PUBLISHED.items() if known.reads(row)]
     missing = ", ".join(repr(name) for name in _RECORD if name not in columns)
     known = f"; for rows of a published set write {' or '.join(sets)}" if sets else ""
     raise InputError(

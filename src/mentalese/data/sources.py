@@ -18,7 +18,7 @@ from mentalese.data.builtin import open_builtin
 from mentalese.data.config import DataConfig
 from mentalese.data.detokenizers import check_detokenizer, detokenize
 from mentalese.data.documents import HELD_OUT, SPLITS, Document, Kind, Reader, Source
-from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, Columns, Row, RowReader, SplitRows, find_files, find_rows
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, ZIP, Columns, Row, RowReader, find_files, find_rows
 from mentalese.data.hub import hub_rows
 from mentalese.data.memory import KIND, row_readers
 from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length_of_few, read_documents
@@ -104,9 +104,12 @@ def is_one_text(spec: str) -> bool:
     """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
     check_characters(spec, "data.source")
     kind, _, place = spec.partition(":")
-    if kind == "file":
-        return not find_files(Path(place).expanduser(), (*TEXT_SUFFIXES, *ROW_SUFFIXES)).divided
-    return kind in (KIND, "hub", *PUBLISHED) and not _rows(spec).divided
+    if kind in (KIND, "hub") or (kind in PUBLISHED and place.startswith("hub:")):
+        return set(_rows(spec)) == {"train"}
+    if kind == "file" or kind in PUBLISHED:
+        kinds = PUBLISHED[kind].kinds if kind in PUBLISHED else ((*TEXT_SUFFIXES, *ROW_SUFFIXES),)
+        return kinds != (ZIP,) and not find_files(_path(place), *kinds).divided
+    return False
 
 
 def _detokenized(reader: Reader, detokenizer: str) -> Iterator[Document]:
@@ -136,7 +139,7 @@ def _open(spec: str, text_column: str | None, whole: bool) -> _Content:
     if kind in PUBLISHED and place:
         return _open_published(spec, PUBLISHED[kind])
     if kind == "file" and place:
-        return _open_files(spec, Path(place).expanduser(), text_column, whole)
+        return _open_files(spec, _path(place), text_column, whole)
     if kind in ("hub", KIND) and place:
         return _open_rows(spec, _rows(spec), text_column)
     sets = ", ".join(f"{name}:PATH" for name in PUBLISHED)
@@ -148,18 +151,22 @@ def _open(spec: str, text_column: str | None, whole: bool) -> _Content:
     raise InputError(f"data.source is {shown(spec)}: {remedy}")
 
 
-def _rows(spec: str) -> SplitRows:
+def _path(place: str) -> Path:
+    return Path(os.path.expanduser(place))  # noqa: PTH111 (which raises for a user that does not exist)
+
+
+def _rows(spec: str) -> dict[str, list[RowReader]]:
     """Return the rows of a source that has some: a published set, `hub:NAME`, or texts from Python."""
     kind, _, place = spec.partition(":")
     if kind in PUBLISHED and not place.startswith("hub:"):
-        return find_rows(Path(place).expanduser(), *PUBLISHED[kind].kinds)
+        return find_rows(_path(place), *PUBLISHED[kind].kinds)
     rows = row_readers(spec) if kind == KIND else hub_rows(place if kind in PUBLISHED else spec)
-    return SplitRows({split: [reader] for split, reader in rows.items()}, divided=set(rows) != {"train"})
+    return {split: [reader] for split, reader in rows.items()}
 
 
 def _open_published(spec: str, published: PublishedSet) -> _Content:
-    rows = _rows(spec).by_split
-    hidden = [split for split, parts in rows.items() if published.hidden and any(map(published.hidden, _first(parts)))]
+    rows, hides = _rows(spec), published.hidden
+    hidden = [split for split in rows if hides and any(hides(row) for _, row in islice(rows[split][0](), 1))]
     if len(hidden) == len(rows):
         raise InputError(f"{spec} has no answers: use a split that was published with them")
     remarks = tuple(f"{spec}: {split} was published without answers and is left out" for split in hidden)
@@ -167,10 +174,6 @@ def _open_published(spec: str, published: PublishedSet) -> _Content:
         split: partial(_documents, rows[split], published.record) for split in rows if split not in hidden
     }
     return _Content("records", readers, remarks)
-
-
-def _first(parts: list[RowReader]) -> list[Columns]:
-    return [row for _, row in islice(parts[0](), 1)]
 
 
 def _documents(parts: list[RowReader], document: Callable[[str, Columns], Document]) -> Iterator[Document]:
@@ -193,14 +196,14 @@ def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> 
     return _Content("text", {split: partial(read_documents, files) for split, files in found.by_split.items()}, remarks)
 
 
-def _open_rows(spec: str, rows: SplitRows, text_column: str | None) -> _Content:
+def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | None) -> _Content:
     def every_row() -> Iterator[Row]:
-        return chain.from_iterable(part() for split in SPLITS for part in rows.by_split.get(split, ()))
+        return chain.from_iterable(part() for split in SPLITS for part in rows.get(split, ()))
 
     row_format = find_format(spec, every_row, text_column)
     remarks = tuple(filter(None, [row_format.remark]))
     readers: dict[str, Reader] = {
-        split: partial(_documents, parts, row_format.document) for split, parts in rows.by_split.items()
+        split: partial(_documents, parts, row_format.document) for split, parts in rows.items()
     }
     if row_format.column is not None:
         first = [row_format.document(where, row).text for where, row in islice(every_row(), FIRST_ROWS)]
