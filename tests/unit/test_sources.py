@@ -317,9 +317,7 @@ def test_a_file_in_two_kinds_is_not_read_twice(other: str, tmp_path: Path) -> No
     jsonl(tmp_path / "train.jsonl", numbered(30))
     jsonl(tmp_path / "train-2.jsonl", numbered(3))
     (tmp_path / other).write_bytes(b"the same")
-    with pytest.raises(
-        InputError, match=r"contains train.json.* and train\..*, one text in two kinds: keep one of them"
-    ):
+    with pytest.raises(InputError, match=r"has train.json.* and train\..*, one text in two kinds: keep one of them"):
         open_source(f"file:{tmp_path}")
 
 

@@ -73,29 +73,41 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
     Raises:
         InputError: no file of these kinds is there, or a file is there in two kinds.
     """
-    # These functions find no file for a path that is too long, where methods of `Path` raise `OSError`.
-    paths = sorted(path / name for name in glob.glob("**", root_dir=path, recursive=True))  # noqa: PTH207
-    paths = [path] if os.path.isfile(path) else [file for file in paths if file.is_file()]  # noqa: PTH113
-    suffixes = next((kind for kind in kinds if any(file.name.endswith(kind) for file in paths)), ())
-    everything = [file for file in paths if file.name.endswith(suffixes)]
-    if not everything:
-        problem = "has no file of a known kind" if os.path.exists(path) else "does not exist"  # noqa: PTH110
-        raise InputError(f"{path} {problem}: use files of {', '.join(chain.from_iterable(kinds))}, or a folder of them")
-    if everything == [path]:
+    if os.path.isfile(path) and path.name.endswith(tuple(chain.from_iterable(kinds))):  # noqa: PTH113
         return SplitFiles({"train": [path]}, divided=False)
-    while len(folders := {file.relative_to(path).parts[0] for file in everything}) == 1:
-        [only] = folders
-        if only in _SPLITS or not (path / only).is_dir():
+    for suffixes in kinds:  # without a look into folders, which may be large
+        if by_name := _by_name(path, _list_files(path, "*", suffixes)):
+            return _checked(SplitFiles(by_name, divided=True), suffixes)
+    for suffixes in kinds:
+        if files := _list_files(path, "**", suffixes):
+            return _checked(_group(path, files), suffixes)
+    problem = "has no file of a known kind" if os.path.exists(path) else "does not exist"  # noqa: PTH110
+    raise InputError(f"{path} {problem}: use files of {', '.join(chain.from_iterable(kinds))}, or a folder of them")
+
+
+def _list_files(folder: Path, pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
+    # Methods of `Path` raise `OSError` for a path that is too long; for this function it has no files.
+    names = glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207
+    return sorted(folder / name for name in names if name.endswith(suffixes) and (folder / name).is_file())
+
+
+def _group(folder: Path, files: list[Path]) -> SplitFiles:
+    while len(names := {file.relative_to(folder).parts[0] for file in files}) == 1:
+        [only] = names
+        if only in _SPLITS or not (folder / only).is_dir():
             break
-        path /= only
-    found = SplitFiles(_by_name(path, everything) or _by_folder(path, everything), divided=True)
-    if not found.by_split:
-        found = SplitFiles({"train": [file for file in everything if file.stat().st_size] or everything}, divided=False)
+        folder /= only
+    if by_split := _by_name(folder, files) or _by_folder(folder, files):
+        return SplitFiles(by_split, divided=True)
+    return SplitFiles({"train": [file for file in files if file.stat().st_size] or files}, divided=False)
+
+
+def _checked(found: SplitFiles, suffixes: tuple[str, ...]) -> SplitFiles:
     names: dict[str, Path] = {}
     for file in found.files:
         suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
         if (other := names.setdefault(str(file).removesuffix(suffix), file)) != file:
-            raise InputError(f"{path} contains {other.name} and {file.name}, one text in two kinds: keep one of them")
+            raise InputError(f"{file.parent} has {other.name} and {file.name}, one text in two kinds: keep one of them")
     return found
 
 
