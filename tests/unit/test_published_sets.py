@@ -159,7 +159,7 @@ def test_a_split_without_answers_is_left_out(tmp_path: Path) -> None:
     assert source.remarks == (f"commonsenseqa:{tmp_path}: test was published without answers and is left out",)
     assert len(read(f"commonsenseqa:{tmp_path}", "validation", whole=False)) == 5
     assert len(read(f"commonsenseqa:{tmp_path}", "train", whole=False)) == 19
-    with pytest.raises(InputError, match="has no answers: use a split that was published with them"):
+    with pytest.raises(InputError, match="has no answers, use a split that was published with them"):
         open_source(f"commonsenseqa:{tmp_path / 'test.jsonl'}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from mentalese.errors import InputError, nearest
+from mentalese.errors import nearest, require
 
 # The Penn Treebank's, which open by ` and close by ', and typographic ones.
 _QUOTES = [
@@ -58,6 +58,5 @@ def detokenize(text: str, name: str) -> str:
 
 def check_detokenizer(name: str) -> None:
     """Raise `InputError` if no format has this name."""
-    if name not in DETOKENIZERS:
-        hint = nearest(name, DETOKENIZERS)
-        raise InputError(f"data.detokenizer is {name!r}: no such format{hint} (known: {', '.join(DETOKENIZERS)})")
+    remedy = f"no such format{nearest(name, DETOKENIZERS)} (known: {', '.join(DETOKENIZERS)})"
+    require(name in DETOKENIZERS, "data.detokenizer", name, remedy)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 
 VERSION = 1
 SPLITS = ("train", "validation", "test")
@@ -98,8 +98,8 @@ class Source:
         if missing:
             hold_out = _hold_out_last if held_out >= 1 else _hold_out_share
             hold_out(keys["train"], self._owner["train"], missing, held_out / 2)
-        elif held_out != HELD_OUT:
-            raise InputError(f"data.held_out is {held_out:g}: {name} has splits of its own; remove it")
+        else:
+            require(held_out == HELD_OUT, "data.held_out", held_out, f"{name} has splits of its own, remove it")
 
         self._sizes = dict.fromkeys(self.splits, 0)
         for split in self.splits:

@@ -11,7 +11,7 @@ from mentalese.data.documents import Document, Kind, record
 from mentalese.data.files import Columns, Row
 from mentalese.data.published import PUBLISHED
 from mentalese.data.records import read_row, steps_of, with_cot, with_steps
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 
 _LONG_TEXT = 100
 FIRST_ROWS = 100
@@ -63,8 +63,7 @@ def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: 
     columns = dict.fromkeys(name for row in rows for name in row)
     chats = [name for name in ("messages", "conversations") if isinstance(rows[0].get(name), list)]
     if text_column is not None:
-        if text_column not in columns:
-            raise InputError(f"data.text_column is {text_column!r}: {spec} has only {_listed(columns)}")
+        require(text_column in columns, "data.text_column", text_column, f"{spec} has only {_listed(columns)}")
         if isinstance(rows[0].get(text_column), list):
             return RowFormat("text", lambda row: _as_text(_turns(row[text_column])), _CHAT)
         return _text(text_column)

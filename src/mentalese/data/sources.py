@@ -24,7 +24,7 @@ from mentalese.data.memory import KIND, row_readers
 from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length_of_few, read_documents
 from mentalese.data.published import PUBLISHED, PublishedSet
 from mentalese.data.row_formats import FIRST_ROWS, find_format
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import check_characters
 from mentalese.values import shown
 
@@ -56,17 +56,16 @@ def open_source(
     if detokenizer is not None:
         check_detokenizer(detokenizer)
     content = _open(spec, text_column, whole)
-    if text_column is not None and not content.has_columns:
-        raise InputError(f"data.text_column is {text_column!r}: {spec} has no choice of columns, leave it out")
+    has_column = text_column is None or content.has_columns
+    require(has_column, "data.text_column", text_column, f"{spec} has no choice of columns, leave it out")
     readers = content.readers
     if detokenizer is not None:
-        if content.kind == "records":
-            raise InputError(f"data.detokenizer is {detokenizer!r}: {spec} contains questions, leave it out")
+        is_text = content.kind == "text"
+        require(is_text, "data.detokenizer", detokenizer, f"{spec} contains questions, leave it out")
         readers = {split: partial(_detokenized, reader, detokenizer) for split, reader in readers.items()}
     if whole:
-        if len(readers) > 1:
-            splits = ", ".join(split for split in SPLITS if split in readers)
-            raise InputError(f"split is 'all': {spec} has splits of its own, set one of {splits}")
+        splits = ", ".join(split for split in SPLITS if split in readers)
+        require(len(readers) == 1, "split", "all", f"{spec} has splits of its own, set one of {splits}")
         readers = {"test": next(iter(readers.values()))}
     source = Source(spec, content.kind, readers, content.remarks, held_out=HELD_OUT if whole else held_out)
     if content.cut:
@@ -167,8 +166,7 @@ def _rows(spec: str) -> dict[str, list[RowReader]]:
 def _open_published(spec: str, published: PublishedSet) -> _Content:
     rows, hides = _rows(spec), published.hidden
     hidden = [split for split in rows if hides and any(hides(row) for _, row in islice(rows[split][0](), 1))]
-    if len(hidden) == len(rows):
-        raise InputError(f"{spec} has no answers: use a split that was published with them")
+    require(len(hidden) < len(rows), "data.source", spec, "it has no answers, use a split that was published with them")
     remarks = tuple(f"{spec}: {split} was published without answers and is left out" for split in hidden)
     readers: dict[str, Reader] = {
         split: partial(_documents, rows[split], published.record) for split in rows if split not in hidden
@@ -189,8 +187,7 @@ def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> 
     if not plain:
         content = _open_rows(spec, find_rows(path, ROW_SUFFIXES), text_column)
         return replace(content, remarks=remarks + content.remarks)
-    if len(plain) < len(found.files):
-        raise InputError(f"{path} mixes .txt and other files: keep one kind")
+    require(len(plain) == len(found.files), "data.source", spec, "it mixes .txt and other files, keep one kind")
     if not whole and not found.divided and (characters := length_of_few(plain)) is not None:
         return _Content("text", {"train": partial(cut_documents, plain, characters)}, remarks, cut=True)
     return _Content("text", {split: partial(read_documents, files) for split, files in found.by_split.items()}, remarks)
