@@ -66,7 +66,7 @@ def test_the_store_gives_every_document_back(config: DataConfig, tmp_path: Path)
 def test_chunks_do_not_show_in_the_result(
     config: DataConfig, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mentalese.data.store._CHUNK_CHARACTERS", 1)
+    monkeypatch.setattr("mentalese.data.sentences._BATCH_CHARACTERS", 1)
     store, _ = prepare(config, out=tmp_path / "one by one", show=False)
     assert store.meta["data_hash"] == open_store(prepared).meta["data_hash"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ _BATCH_CHARACTERS = 1_000_000
 SAT_MODEL, SAT_THRESHOLD = "sat-3l-sm", 0.15
 
 Splitter = Callable[[str], list[str]]
+T = TypeVar("T")
 
 # A cut may follow a token that ends so, where the next token begins with white space ("1,000" stays whole).
 _CLAUSE_ENDS = (",", ";", ":", ")", "]", ".", "?", "!", "—", "âĢĶ", "–", "âĢĵ")
@@ -145,7 +146,7 @@ class SentenceEncoder:
         """
         parts = ((part, i > 0) for document in segments for i, part in enumerate(document))
         tokens, counts = [np.empty(0, dtype=np.int32)], list[int]()
-        for some in _batches(parts):
+        for some in in_batches(parts, lambda part: len(part[0])):
             ids = self._ids(some)
             counts += map(len, ids)
             tokens.append(np.fromiter(chain.from_iterable(ids), dtype=np.int32, count=sum(map(len, ids))))
@@ -181,18 +182,18 @@ class SentenceEncoder:
         return Encoded(tokens, lengths, cut, merged)
 
 
-def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield segments in lists of about a million characters."""
-    some: list[tuple[str, bool]] = []
-    characters = 0
-    for part in parts:
-        some.append(part)
-        characters += len(part[0])
-        if characters >= _BATCH_CHARACTERS:
-            yield some
-            some, characters = [], 0
-    if some:
-        yield some
+def in_batches(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of about a million characters: enough for all cores, little enough for any memory."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += characters(item)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np.ndarray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from mentalese.data.config import AS_IT_IS, DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
-from mentalese.data.sentences import SentenceEncoder, fixed_length, open_splitter
+from mentalese.data.sentences import SentenceEncoder, fixed_length, in_batches, open_splitter
 from mentalese.data.sources import opened_source
 from mentalese.data.split import ARRAYS, Split
 from mentalese.data.tokenizers import (
@@ -42,7 +42,6 @@ from mentalese.files import cache_dir, checksum, sealed, sha256, whole_folder
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
-_CHUNK_CHARACTERS = 1_000_000
 _SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 _OFFSET = np.dtype("<i8")
 
@@ -339,7 +338,7 @@ def _write_split(
 
         for name in ("documents", "segments", "document_segments"):
             append(name, [0])
-        for chunk in _chunks(documents):
+        for chunk in in_batches(documents, lambda document: len(document.text)):
             encoded = encoder(chunk)
             lengths = [_with_around(own, len(first)) for own in encoded.lengths]
             ends = np.cumsum([sum(own) for own in lengths])
@@ -364,20 +363,6 @@ def _with_around(lengths: list[int], first: int) -> list[int]:
     """Tokens of each segment of a document with those before its text and the one after it."""
     own = lengths or [0]
     return [length + (i == 0) * first + (i == len(own) - 1) for i, length in enumerate(own)]
-
-
-def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of about a million characters: enough for all cores, little enough for any memory."""
-    chunk: list[Document] = []
-    characters = 0
-    for document in documents:
-        chunk.append(document)
-        characters += len(document.text)
-        if characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
 
 
 def _describe(path: Path) -> dict[str, Any]:
