@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mentalese.data.memory import as_source
 from mentalese.errors import InputError
@@ -98,9 +98,7 @@ def evaluate(
     """
     from mentalese.evaluation import measures
 
-    wanted = EvaluationOptions(
-        **_with_source(options, data), tasks=(tasks,) if isinstance(tasks, str) else tuple(tasks)
-    )
+    wanted = EvaluationOptions(**_with_source(options, data), tasks=cast(Any, tasks))
     place = _place(out)
     questions = measures.read_tasks(wanted)
     results = measures.run(_opened(model), wanted, questions, show=show)

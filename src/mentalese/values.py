@@ -79,9 +79,13 @@ def checked(name: str, hint: Any, value: Any, *, parse: bool = False) -> Any:
         parse: the value is from a file or a command line, where numbers may be text.
     """
     try:
+        if isinstance(value, str):
+            value.encode()  # pydantic lets surrogates pass
         return _adapter(hint).validate_python(value, strict=not parse)
     except ValidationError as error:
         raise _input_error(error, name, None) from None
+    except UnicodeEncodeError:
+        raise InputError(f"{name} is {shown(value)}: use text in Unicode", name) from None
 
 
 @functools.cache

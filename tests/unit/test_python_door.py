@@ -40,21 +40,30 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "a dict of texts": (lambda m: m.encode({"a": "b"}), "texts is {'a': 'b'}: pass a text"),  # type: ignore[arg-type]
     "bytes": (lambda m: m.generate(b"She"), "texts is b'She': pass a text"),  # type: ignore[arg-type]
     "not Unicode": (lambda m: m.score(["fine", "\ud800"]), r"texts\[1\] is .*: use text in Unicode"),
-    "a number to think of": (lambda m: m.think(3), "text is 3: use text"),  # type: ignore[arg-type]
+    "a number to think of": (lambda m: m.think(3), "text is 3: it should be a valid string"),  # type: ignore[arg-type]
     "an answer of a text": (lambda m: m.think("She", max_new_tokens=5), "max_new_tokens is 5, and .* remove it"),
-    "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: use text"),  # type: ignore[arg-type]
+    "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: it should be a valid string"),  # type: ignore[arg-type]
     "tokens in rows": (lambda m: m.trace(torch.zeros(1, 4, dtype=torch.long)), r"input_ids is of shape \[1, 4\]"),
     "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "pass at least one token"),
     "unknown tokens": (lambda m: m.trace(torch.full((4,), 10**6)), "input_ids contains 1000000: pass ids from 0"),
     "no split": (lambda m: m.perplexity("test"), r"split is 'test': pass what Saved.split"),  # type: ignore[arg-type]
-    "a list as split": (lambda m: m.split([]), r"split is \[\]: use text"),  # type: ignore[arg-type]
+    "a list as split": (lambda m: m.split([]), r"split is \[\]: it should be a valid string"),  # type: ignore[arg-type]
     "a stray field of the text": (lambda m: m.on(None, text_colum="x"), "data.text_colum: no such .* 'text_column'"),
     "a stray field of the protocol": (lambda m: m.scored_by(strid=3), "evaluation.strid: no such .* 'stride'"),
-    "a protocol of another type": (lambda m: m.scored_by(batch_size="16"), "evaluation.batch_size is '16': use an int"),
-    "no new tokens": (lambda m: m.generate("She", max_new_tokens=None), "max_new_tokens is None: use an integer"),
-    "half a token": (lambda m: m.generate("She", max_new_tokens=2.5), "max_new_tokens is 2.5: use an integer"),
+    "a protocol of another type": (
+        lambda m: m.scored_by(batch_size="16"),
+        "evaluation.batch_size is '16': it should be a valid int",
+    ),
+    "no new tokens": (
+        lambda m: m.generate("She", max_new_tokens=None),
+        "max_new_tokens is None: it should be a valid int",
+    ),
+    "half a token": (
+        lambda m: m.generate("She", max_new_tokens=2.5),
+        "max_new_tokens is 2.5: it should be a valid int",
+    ),
     "batches of none": (lambda m: m.generate("She", batch_size=0), "batch_size is 0: set at least 1"),
-    "no seed": (lambda m: m.generate("She", seed=None), "seed is None: use an integer"),
+    "no seed": (lambda m: m.generate("She", seed=None), "seed is None: it should be a valid int"),
     "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: set at least 1"),
     "a cold model": (lambda m: m.generate("She", do_sample=True, temperature=0.0), "generate refused .*temperature"),
     "a stray setting": (lambda m: m.generate("She", max_new_tokens=2, num_beam=2), "generate refused .*num_beam"),
@@ -82,9 +91,12 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
         "She. .* does not exist",
     ),
     "a text for a result": (lambda m: mentalese.evaluate(m, out="She. " * 90), r"out is 'She. .* \.\.': use a path"),
-    "no tasks": (lambda m: mentalese.evaluate(m, None), "tasks is None: use a list"),  # type: ignore[arg-type]
-    "documents in words": (lambda m: mentalese.evaluate(m, documents="2"), "documents is '2': use an integer or none"),
-    "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: use an integer"),
+    "no tasks": (lambda m: mentalese.evaluate(m, None), "tasks is None: it should be a valid tuple"),  # type: ignore[arg-type]
+    "documents in words": (
+        lambda m: mentalese.evaluate(m, documents="2"),
+        "documents is '2': it should be a valid int",
+    ),
+    "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: it should be a valid int"),
     "a recipe of another type": (lambda m: mentalese.train(3), "recipe is of type int: use a recipe"),  # type: ignore[arg-type]
     "a setting of another type": (lambda m: mentalese.train("gpt2/tiny", 3), "a setting is 3: use texts"),  # type: ignore[arg-type]
     "two texts": (
@@ -134,7 +146,7 @@ def test_a_data_set_is_not_the_name_of_one(model: Saved) -> None:
     for refused in (lambda: DataConfig(source=rows), lambda: model.on(rows)):  # type: ignore[arg-type]
         with pytest.raises(InputError, match=r"data.source is of type Dataset: .* mentalese.as_source\(texts\)"):
             refused()
-    with pytest.raises(InputError, match="source is of type Dataset: use text"):
+    with pytest.raises(InputError, match="source is of type Dataset: it should be a valid string"):
         mentalese.evaluate(model, source=rows, show=False)
     assert model.on(as_source(rows)).store("test").splits["test"].document_bytes.sum() > 0
 
@@ -143,11 +155,13 @@ def test_numbers_of_numpy_are_numbers() -> None:
     rate = OptimizerConfig(learning_rate=np.float32(0.5)).learning_rate  # type: ignore[arg-type]
     assert (rate, type(rate)) == (0.5, float)
     assert OptimizerConfig(betas=[0.5, 0.9]).betas == (0.5, 0.9)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"optimizer.learning_rate is True: use a number"):
+    with pytest.raises(InputError, match=r"optimizer.learning_rate is True: it should be a valid number"):
         OptimizerConfig(learning_rate=True)
-    with pytest.raises(InputError, match=r"optimizer.learning_rate is inf: use a finite number"):
+    with pytest.raises(InputError, match=r"optimizer.learning_rate is inf: it should be a finite number"):
         OptimizerConfig(learning_rate=math.inf)
-    with pytest.raises(InputError, match=r"optimizer.schedule is 'cosin': use one of cosine, linear, constant"):
+    with pytest.raises(
+        InputError, match=r"optimizer.schedule is 'cosin': it should be 'cosine', 'linear' or 'constant'"
+    ):
         OptimizerConfig(schedule="cosin")  # type: ignore[arg-type]
 
 
@@ -171,7 +185,7 @@ def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None
         ("mentalese.json", '{"weights": 3}', "weights is 3"),
         ("mentalese.json", '{"files": 3}', "files in .* is 3"),
         ("mentalese.json", '{"recipe": 3}', "recipe is 3: use what"),
-        ("mentalese.json", '{"recipe": {}}', "recipe.name is missing: set it"),
+        ("mentalese.json", '{"recipe": {}}', "name is missing: set it"),
         ("config.json", "null", "cannot be loaded"),
         ("config.json", '{"model_type": "gpt2", "n_embd": "x"}', "cannot be loaded .*n_embd"),
         ("config.json", '{"model_type": "gpt2", "vocab_size": -1}', "cannot be loaded"),

@@ -146,7 +146,7 @@ class Tuned:
         lowest or highest one tried."""
         best = self.best.settings
         for name, text in best.items():
-            if field_type(self.base, name.split(".")) is not float:
+            if members(field_type(self.base, name.split("."))) != (float,):
                 continue
             tried = self._tried(name)
             if len(tried) < 2 or tried[0] <= 0:
