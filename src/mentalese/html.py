@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,49 +17,6 @@ from mentalese.formatting import method_name, score_text, scored_as, share_text,
 
 TEMPLATES = Path(__file__).parent / "templates"
 PALETTE = (TEMPLATES / "palette.css").read_text(encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table.
-
-    Attributes:
-        number: the column is sorted by it.
-        notes: small lines below the text.
-        bar: length of the bar below the text, from 0 to 1.
-    """
-
-    text: str
-    number: float | None = None
-    notes: Sequence[str] = ()
-    strong: bool = False
-    bar: float | None = None
-
-    @property
-    def words(self) -> str:
-        """The text and its notes on one line."""
-        return " ".join((self.text, *self.notes))
-
-    @property
-    def sortable(self) -> bool:
-        return self.number is not None and math.isfinite(self.number)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table.
-
-    Attributes:
-        head: the first cell.
-        cells: further cells by the title of their column.
-        note: a small line below the head.
-        colour: a class of the style sheet.
-    """
-
-    head: str
-    cells: Mapping[str, Cell]
-    note: str = ""
-    colour: str = ""
 
 
 def render(template: str, *, script: str = "", data: Any = None, **values: Any) -> str:

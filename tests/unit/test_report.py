@@ -35,7 +35,7 @@ from mentalese.compare.charts import (
 )
 from mentalese.compare.comparison import Row, paired_test
 from mentalese.compare.headline import headline, winner
-from mentalese.compare.report import contexts_note, ends_note, report, result_rows, unfinished_note, write_report
+from mentalese.compare.report import contexts_note, ends_note, report, results, unfinished_note, write_report
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -360,9 +360,9 @@ def test_inexact_perplexity_is_labelled() -> None:
 
 def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     _, row = comparison(2)["rows"]
-    assert result_rows(read([row]))[0].cells["bits/byte"].text != "-"
+    assert results(read([row]))[0]["bits/byte"].text != "-"
     del row["bits_per_byte"]
-    assert result_rows(read([row]))[0].cells["bits/byte"].text == "-"
+    assert results(read([row]))[0]["bits/byte"].text == "-"
 
 
 def test_given_ends_of_sentences_are_paid_for() -> None:

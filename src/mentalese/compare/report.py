@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mentalese.compare import comparison as compared
 from mentalese.compare.charts import (
     ACCURACY,
     COLOURS,
@@ -27,27 +26,53 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
-from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, scored_alike
+from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, Row, scored_alike
 from mentalese.compare.headline import estimator_label, headline, significance, winner
 from mentalese.compare.tuning import number_of
 from mentalese.data.files import read_json_lines
 from mentalese.evaluation import metric as metrics
 from mentalese.files import unsealed, write_text
 from mentalese.formatting import short_count, short_names
-from mentalese.html import TEMPLATES, Cell, Row, render
+from mentalese.html import TEMPLATES, render
 from mentalese.screen import print_table
 from mentalese.training.run_folder import RunResult
 
 MORE_IS_BETTER = ("tokens/s", "test accuracy, %", "F1, %", "points to baseline")
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        number: the column is sorted by it.
+        notes: small lines below the text.
+        bar: length of the bar below the text, from 0 to 1.
+    """
+
+    text: str
+    number: float | None = None
+    notes: Sequence[str] = ()
+    strong: bool = False
+    bar: float | None = None
+
+    @property
+    def words(self) -> str:
+        """The text and its notes on one line."""
+        return " ".join((self.text, *self.notes))
+
+    @property
+    def sortable(self) -> bool:
+        return self.number is not None and math.isfinite(self.number)
+
+
 def print_comparison(comparison: dict[str, Any]) -> None:
     """Print the table on standard output."""
-    found = Comparison.from_json(comparison)
-    rows = found.rows
-    table = result_rows(rows)
-    lines = [(row.head, *(cell.words for cell in row.cells.values())) for row in table]
-    print_table(("model", *table[0].cells), lines, title=f"Test {found.metric.name} on {found.source}")
+    compared = Comparison.from_json(comparison)
+    rows = compared.rows
+    cells = results(rows)
+    lines = [(row.name, *(cell.words for cell in line.values())) for row, line in zip(rows, cells)]
+    print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
     for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")
@@ -60,32 +85,33 @@ def write_report(comparison: dict[str, Any], path: Path) -> None:
 
 def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
     """Return the page as text; `folder`: of the comparison, whose runs have files with their answers."""
-    found = Comparison.from_json(comparison)
-    rows = found.rows
+    compared = Comparison.from_json(comparison)
+    rows = compared.rows
     names = short_names([row.name for row in rows])
     charts = _curves(rows, names)
     return render(
         "comparison.html.j2",
         script=(TEMPLATES / "comparison.js").read_text(encoding="utf-8"),
         data={"charts": [chart.readings for chart in charts]},
-        comparison=found,
+        comparison=compared,
         rows=rows,
         names=names,
         colours=COLOURS,
-        metric=found.metric.name,
+        metric=compared.metric.name,
         headline=headline(rows),
-        missed=_missed(found),
-        table=result_rows(rows),
+        missed=_missed(compared),
+        results=results(rows),
         more_is_better=MORE_IS_BETTER,
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
         inexact=[name + label for name, row in zip(names, rows) if (label := estimator_label(row))],
         charts=charts,
+        tuned=[row for row in rows if row.tuning],
         trials=_trials(rows),
         answers=_answers(rows, folder) if folder else [],
         prompts=_samples(rows),
         protocol=_protocol(rows),
-        alike=scored_alike(found.runs),
+        alike=scored_alike(compared.runs),
         ends=ends_note(rows),
         provenance=_provenance(rows),
     )
@@ -94,14 +120,14 @@ def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
 # -- the result --------------------------------------------------------------------------------------------------------
 
 
-def result_rows(rows: Sequence[compared.Row]) -> list[Row]:
-    """Return a row per model; results first, since a phone shows them without scrolling."""
+def results(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+    """Return each model's cells by the titles of columns; scores first, which a phone shows without scrolling."""
     metric, best = rows[0].metric, winner(rows)
     ablated = any(row.ablation for row in rows)
     finite = [row.value for row in rows if math.isfinite(row.value)]
     full = 1.0 if metric is metrics.ACCURACY else max(finite, default=1.0)
     table = []
-    for index, row in enumerate(rows):
+    for row in rows:
         value = row.value
         style: dict[str, Any] = {"strong": row is best, "bar": value / full if math.isfinite(value) else None}
         if metric is metrics.ACCURACY:
@@ -127,17 +153,17 @@ def result_rows(rows: Sequence[compared.Row]) -> list[Row]:
             "train FLOPs/token": Cell(short_count(flops), flops),
             "tokens/s": Cell(f"{speed:,.0f}", speed),
         }
-        table.append(Row(row.name, cells | removed | further | sizes, row.description, f"m{index}"))
+        table.append(cells | removed | further | sizes)
     return table
 
 
-def _spread(row: compared.Row, name: str, digits: int, scale: float = 1) -> str:
+def _spread(row: Row, name: str, digits: int, scale: float = 1) -> str:
     """Return the mean over seeds, and the standard deviation of several."""
     parts = ("mean", "std") if len(row.runs) > 1 else ("mean",)
     return " ± ".join(f"{scale * row.figures[name][part]:,.{digits}f}" for part in parts)
 
 
-def _change(row: compared.Row, form: str, word: str, scale: float = 1) -> Cell:
+def _change(row: Row, form: str, word: str, scale: float = 1) -> Cell:
     """Return a row relative to its baseline."""
     change, test = row.change, row.paired_test
     if row.baseline is None:
@@ -148,7 +174,7 @@ def _change(row: compared.Row, form: str, word: str, scale: float = 1) -> Cell:
     return Cell(form.format(scale * change), change, [f"{word} {row.baseline}", *tested])
 
 
-def _removed(row: compared.Row) -> Cell:
+def _removed(row: Row) -> Cell:
     """Return what the first seed's score loses without thoughts; empty for a model that has none."""
     if not row.ablation:
         return Cell("")
@@ -162,7 +188,7 @@ def _removed(row: compared.Row) -> Cell:
 # -- notes -------------------------------------------------------------------------------------------------------------
 
 
-def contexts_note(rows: Sequence[compared.Row]) -> str:
+def contexts_note(rows: Sequence[Row]) -> str:
     """Return each model's context of a token that is scored, if models differ in it."""
     contexts = {row.name: row.protocol.get("context") for row in rows}
     if len({*contexts.values()}) < 2:
@@ -170,7 +196,7 @@ def contexts_note(rows: Sequence[compared.Row]) -> str:
     return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
 
 
-def unfinished_note(rows: Sequence[compared.Row]) -> str:
+def unfinished_note(rows: Sequence[Row]) -> str:
     """Return each model's number of answers that were cut at the limit of new tokens."""
     counts = []
     for row in rows:
@@ -183,7 +209,7 @@ def unfinished_note(rows: Sequence[compared.Row]) -> str:
     return f"Unfinished answers, cut at the limit of new tokens: {'; '.join(counts)}." if counts else ""
 
 
-def ends_note(rows: Sequence[compared.Row]) -> str:
+def ends_note(rows: Sequence[Row]) -> str:
     """Return bits per byte with ends paid for, if only some of the models receive ends of sentences."""
     told = {row.protocol.get("sentences") is not None for row in rows}
     bits = "bits_per_byte_with_ends"
@@ -208,18 +234,16 @@ def _missed(comparison: Comparison) -> float:
 # -- tuning ------------------------------------------------------------------------------------------------------------
 
 
-def _trials(rows: Sequence[compared.Row]) -> list[Row]:
-    """Return what every trial reached on the validation split: a row per model, a column per setting."""
+def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+    """Return the scores of every tuned model's trials on the validation split, by settings."""
     tuned = [(row, row.tuning) for row in rows if row.tuning]
     settings = {tuple(trial["settings"].values()) for _, tuning in tuned for trial in tuning["trials"]}
     table = []
     for row, tuning in tuned:
         reached = {tuple(trial["settings"].values()): trial for trial in tuning["trials"]}
         chosen = tuple(tuning["chosen"].values())
-        cells = {
-            ", ".join(one): _trial(row, reached.get(one), strong=one == chosen) for one in sorted(settings, key=_order)
-        }
-        table.append(Row(row.name, cells))
+        in_order = sorted(settings, key=_order)
+        table.append({", ".join(one): _trial(row, reached.get(one), strong=one == chosen) for one in in_order})
     return table
 
 
@@ -229,7 +253,7 @@ def _order(values: tuple[str, ...]) -> list[tuple[float, str]]:
     return [(math.inf, text) if number is None else (number, "") for number, text in zip(numbers, values)]
 
 
-def _trial(row: compared.Row, trial: dict[str, Any] | None, *, strong: bool) -> Cell:
+def _trial(row: Row, trial: dict[str, Any] | None, *, strong: bool) -> Cell:
     if trial is None:
         return Cell("–")
     value = trial["value"]
@@ -243,7 +267,7 @@ def _trial(row: compared.Row, trial: dict[str, Any] | None, *, strong: bool) -> 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _costs(rows: Sequence[compared.Row], names: Sequence[str]) -> dict[str, Chart]:
+def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Chart]:
     """Return a chart of quality against each cost that is known for all runs, by the field of the cost."""
     metric, runs = rows[0].metric, [run for row in rows for run in row.runs]
     quality = ACCURACY if metric is metrics.ACCURACY else PERPLEXITY
@@ -285,7 +309,7 @@ def _memory(runs: Sequence[RunResult]) -> Measure:
     return counted(unit, size, logarithmic=True)
 
 
-def _curves(rows: Sequence[compared.Row], names: Sequence[str]) -> list[Chart]:
+def _curves(rows: Sequence[Row], names: Sequence[str]) -> list[Chart]:
     time = _clock(point["seconds"] for row in rows for run in row.runs for point in run["curve"])
     metric = rows[0].metric
     name, score = metric.name, f"validation_{metric.name}"
@@ -321,7 +345,7 @@ class Answers:
         return sum(not line["correct"] for line in self.lines)
 
 
-def _answers(rows: Sequence[compared.Row], folder: Path) -> list[Answers]:
+def _answers(rows: Sequence[Row], folder: Path) -> list[Answers]:
     parts = []
     for row in rows:
         if files := [file for file in row.answers if (folder / file).is_file()]:
@@ -335,7 +359,7 @@ def read_answers(path: Path) -> list[dict[str, Any]]:
     return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
 
 
-def _samples(rows: Sequence[compared.Row]) -> dict[str, dict[int, str]]:
+def _samples(rows: Sequence[Row]) -> dict[str, dict[int, str]]:
     """Return the text that each model, by its index, wrote after each prompt."""
     prompts: dict[str, dict[int, str]] = {}
     for index, row in enumerate(rows):
@@ -344,7 +368,7 @@ def _samples(rows: Sequence[compared.Row]) -> dict[str, dict[int, str]]:
     return prompts
 
 
-def _protocol(rows: Sequence[compared.Row]) -> dict[str, list[str]]:
+def _protocol(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return each part of the protocol: its value if all models share it, else one per model."""
     protocols = [row.protocol for row in rows]
     parts = {}
@@ -361,7 +385,7 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _provenance(rows: Sequence[compared.Row]) -> dict[str, str]:
+def _provenance(rows: Sequence[Row]) -> dict[str, str]:
     """Return facts about the runs; if they differ in one, each value with the models whose runs have it."""
     facts = {}
     for name in ("commit", "data_hash", "hardware", "versions"):
