@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -271,14 +270,13 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
     monkeypatch.chdir(tmp_path)
     trained: list[str] = []
 
-    def short(make: Callable[[], Shown]) -> Callable[[], Shown]:
-        shown = make()
+    def short(shown: Shown) -> Shown:
         name, _, options = shown.task.spec.partition(":")
         spec = ",".join([f"{name}:count=100", *(option for option in options.split(",") if "count" not in option)])
         data = dataclasses.replace(shown.recipe.data, source=f"builtin:{spec}")
         recipe = dataclasses.replace(shown.recipe, data=data, train=TrainConfig(steps=2, device="cpu"), phases=())
         recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, max_documents=2))
-        return lambda: dataclasses.replace(shown, task=dataclasses.replace(shown.task, spec=spec), recipe=recipe)
+        return dataclasses.replace(shown, task=dataclasses.replace(shown.task, spec=spec), recipe=recipe)
 
     def run_jobs(jobs: list[Job], *, count: int, show: bool) -> list[Any]:
         trained.extend(job.recipe.name for job in jobs if not (job.folder / "result.json").is_file())
@@ -286,7 +284,7 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
 
     monkeypatch.setattr("mentalese.suite.demo.SCORED", 4)
     monkeypatch.setattr("mentalese.suite.demo.TRIED", 4)
-    monkeypatch.setattr("mentalese.suite.demo.DEMO", {name: short(make) for name, make in DEMO.items()})
+    monkeypatch.setattr("mentalese.suite.demo.DEMO", {name: short(shown) for name, shown in DEMO.items()})
     monkeypatch.setattr("mentalese.suite.demo.run_jobs", run_jobs)
     assert mentalese("demo") == 0
     shown = capsys.readouterr().out

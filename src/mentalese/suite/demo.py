@@ -49,14 +49,12 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
         InputError: `out` contains other runs or another `index.html`, or cannot be written.
     """
     check_page(out / "index.html", "demo.json")
-    parts = [make() for make in DEMO.values()]
-    folders = [out / name for name in DEMO]
-    results = run_jobs([Job(part.recipe, folder) for part, folder in zip(parts, folders)], count=jobs, show=show)
+    results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs, show=show)
     rows = []
     torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
-    for name, part, folder, result in zip(DEMO, parts, folders, results):
+    for (name, part), result in zip(DEMO.items(), results):
         assert result is not None  # these may not diverge
-        rows.append(_shown(name, part, folder) | {"seconds": result["seconds"], "tokens": result["tokens"]})
+        rows.append(_shown(name, part, out / name) | {"seconds": result["seconds"], "tokens": result["tokens"]})
     page: dict[str, Any] = {
         "version": 1,
         "models": rows,

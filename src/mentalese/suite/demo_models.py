@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mentalese.recipe import Recipe
@@ -39,73 +38,65 @@ def _mechanism(task: SuiteTask, name: str, tokens: int, learning_rate: float) ->
     )
 
 
-def memory() -> Shown:
-    task = SUITE["recall"](1.0)
-    return Shown(
-        task,
-        _mechanism(task, "memory", 1_500_000, 4e-4),
+def _concepts(spec: str) -> Recipe:
+    """Return ConceptLM with the losses' weights that suit small models."""
+    recipe = _mechanism(SUITE["phrases"](1.0), "concepts", 600_000, 5e-3)
+    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
+    return dataclasses.replace(recipe, data=data, model=recipe.model | {"ncp_weight": 1.0, "vq_weight": 100.0})
+
+
+def _forks(spec: str) -> Recipe:
+    recipe = questions("demo/forks", spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32)
+    return dataclasses.replace(recipe, description="forks before layers 1 and 2")
+
+
+RECALL, TOPICS, COMPOSITION = (SUITE[name](1.0) for name in ("recall", "topics", "composition"))
+PHRASES = dataclasses.replace(SUITE["phrases"](1.0), spec="phrases:lead=3,concepts=8,phrases=8,words=32")
+EXPRESSIONS = SUITE["expressions"](1.0)
+EXPRESSIONS = dataclasses.replace(
+    EXPRESSIONS,
+    spec="expressions:depth=1-2,count=6000",
+    methods=tuple(method for method in EXPRESSIONS.methods if method.family == "thoughtbubbles"),
+)
+
+DEMO = {
+    "memory": Shown(
+        RECALL,
+        _mechanism(RECALL, "memory", 1_500_000, 4e-4),
         "Thought Gestalt remembers sentences",
         "The model reads one sentence at a time. What an animal owns was said in an earlier sentence, so the "
         "answer can only come from the memory, which contains one vector per sentence.",
-    )
-
-
-def topic() -> Shown:
-    task = SUITE["topics"](1.0)
-    return Shown(
-        task,
-        _mechanism(task, "topic", 500_000, 0.016),
-        "A Latent Thought Model infers what a text is about",
-        "Each text is drawn from one of eight hidden tables of words. The model sees a single token, and thoughts that "
-        "it inferred from the first half of the text. The second half is scored.",
-    )
-
-
-def composition() -> Shown:
-    """The curriculum replaces one written step after the other by a latent."""
-    task = SUITE["composition"](1.0)
-    recipe = dataclasses.replace(task.methods[0].recipe, name="demo/steps")
-    return Shown(
-        task,
-        recipe,
+    ),
+    "composition": Shown(
+        COMPOSITION,
+        # The curriculum replaces one written step after the other by a latent.
+        dataclasses.replace(COMPOSITION.methods[0].recipe, name="demo/steps"),
         "Coconut computes in its own hidden states",
         "Four or five permutations of a, b and c are applied one after the other: what do they make of abc? Between "
         "question and answer the model reads its last hidden state four times, instead of writing steps.",
-    )
-
-
-def concepts() -> Shown:
-    spec = "phrases:lead=3,concepts=8,phrases=8,words=32"
-    task = dataclasses.replace(SUITE["phrases"](1.0), spec=spec)
-    recipe = _mechanism(task, "concepts", 600_000, 5e-3)
-    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
-    recipe = dataclasses.replace(recipe, data=data, model=recipe.model | {"ncp_weight": 1.0, "vq_weight": 100.0})
-    return Shown(
-        task,
-        recipe,
-        "ConceptLM predicts the next four words as one concept",
-        "Each phrase of four words is one of eight ways to say one of eight concepts. The model predicts a concept "
-        "before it writes the words. Compare what it loses without any with what it loses with another text's.",
-    )
-
-
-def forks() -> Shown:
-    spec = "expressions:depth=1-2,count=6000"
-    task = SUITE["expressions"](1.0)
-    methods = tuple(method for method in task.methods if method.family == "thoughtbubbles")
-    task = dataclasses.replace(task, spec=spec, methods=methods)
-    recipe = questions("demo/forks", spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32)
-    recipe = dataclasses.replace(recipe, description="forks before layers 1 and 2")
-    return Shown(
-        task,
-        recipe,
+    ),
+    "topic": Shown(
+        TOPICS,
+        _mechanism(TOPICS, "topic", 500_000, 0.016),
+        "A Latent Thought Model infers what a text is about",
+        "Each text is drawn from one of eight hidden tables of words. The model sees a single token, and thoughts that "
+        "it inferred from the first half of the text. The second half is scored.",
+    ),
+    "forks": Shown(
+        EXPRESSIONS,
+        _forks(EXPRESSIONS.spec),
         "Thoughtbubbles forks at the numbers",
         "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "
         "on average and learns where: a dot below a token is a stream that it ends with.",
-    )
-
-
-DEMO: dict[str, Callable[[], Shown]] = {made.__name__: made for made in (memory, composition, topic, forks, concepts)}
+    ),
+    "concepts": Shown(
+        PHRASES,
+        _concepts(PHRASES.spec),
+        "ConceptLM predicts the next four words as one concept",
+        "Each phrase of four words is one of eight ways to say one of eight concepts. The model predicts a concept "
+        "before it writes the words. Compare what it loses without any with what it loses with another text's.",
+    ),
+}
 """By name, in the order in which they are shown."""
 
-RECIPES = [make().recipe for make in DEMO.values()]
+RECIPES = [shown.recipe for shown in DEMO.values()]

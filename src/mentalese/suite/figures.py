@@ -10,7 +10,7 @@ import numpy as np
 from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
 from mentalese.errors import InputError
 from mentalese.files import read_json
-from mentalese.formatting import scored_as
+from mentalese.formatting import method_name, scored_as
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
 _CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the edge
@@ -33,7 +33,7 @@ def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
 def _rows(panel: Any, task: dict[str, Any]) -> None:
     """Names and colours of a task's methods, one per row."""
     methods = task["methods"]
-    names = [f"{m['name'].partition('/')[2]} ({m['role']}){scored_as(m)}" for m in methods]
+    names = [f"{method_name(m['name'])} ({m['role']}){scored_as(m)}" for m in methods]
     panel.set_yticks(range(len(methods)), names)
     panel.set_ylim(len(methods) - 0.5, -0.5)
 
