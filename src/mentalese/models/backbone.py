@@ -15,14 +15,14 @@ from mentalese.models.transformers_seam import attention_of
 
 
 def takes_pairs(config: Any) -> bool:
-    """Whether `attention_masks` are of pairs for a decoder without windows."""
+    """Test if `attention_masks` are of pairs for a decoder without windows."""
     return attention_of(config) in ("sdpa", "eager") and config.model_type in PAIRED
 
 
 def attention_masks(
     config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype, end: int | None = None
 ) -> Any:
-    """What a decoder takes as `attention_mask`, with windows that count a row's tokens instead of columns.
+    """The `attention_mask` of a decoder, with windows that count a row's tokens instead of columns.
 
     It is made of pairs where the decoder takes that: transformers waits for a GPU to know whether one of columns has
     padding.

@@ -82,7 +82,7 @@ def fixed_columns(layers: Sequence[Any], needed: int) -> int | None:
 
 
 def write_at(layers: Sequence[FixedKeys], start: int, end: int) -> None:
-    """What layers are told next goes into the columns from `start` to `end`."""
+    """Set the columns of the next update of the layers: from `start` to `end`."""
     at = torch.arange(start, end, device=layers[0].keys.device)
     for layer in layers:
         layer.at, layer.written = at, end

@@ -1,4 +1,4 @@
-"""What a call of a model may be passed: one sentence for every wrong shape, type and range."""
+"""Checks of what is passed to a model: one sentence for every wrong shape, type and range."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_tokens(input_ids: Any, model: Any) -> Tensor:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """How many ids can be read; `None` if a tool has replaced the embedding by something else."""
+    """The number of ids that can be read; `None` if a tool has replaced the embedding by something else."""
     rows, mask = getattr(model.get_input_embeddings(), "num_embeddings", None), mask_token_id(model)
     return rows if rows is None or mask is None else max(rows, mask + 1)
 

@@ -136,7 +136,7 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """What names of the decoder's modules begin with."""
+    """The beginning of the names of the decoder's modules."""
     return "backbone." if hasattr(model, "backbone") else ""
 
 

@@ -1,4 +1,4 @@
-"""Where another project's decoder keeps its layers, found in the decoder itself and tried out on a small one.
+"""The places of the layers of another project's decoder, found in the decoder itself and tried out on a small one.
 
 A family that reads or adds in front of a decoder's layers, or adds layers of its kind, needs what this module finds:
 the list of layers, the final norm, the rotary positions, and that a layer called by itself does what the decoder has it
@@ -38,7 +38,7 @@ class Places:
     cache: str
 
     def positions(self, body: Any, hidden: Tensor, position_ids: Tensor, layers: int) -> list[dict[str, Any]]:
-        """What each of the first layers is told of the positions [B, L] of hidden states [B, L, d]."""
+        """Keywords of each of the first layers for the positions [B, L] of hidden states [B, L, d]."""
         if self.rotary is None:
             return [{}] * layers
         rotary = getattr(body, self.rotary)
@@ -50,7 +50,7 @@ class Places:
 
 
 def places(where: str, decoder: nn.Module) -> Places:
-    """Where a decoder keeps its layers.
+    """Find the places of a decoder's layers.
 
     Args:
         where: the field that contains it, for messages.

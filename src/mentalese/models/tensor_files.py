@@ -18,7 +18,7 @@ from mentalese.files import sha256
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether `path` is a folder that a `Checkpointer` wrote."""
+    """Test if `path` is a folder that a `Checkpointer` wrote."""
     return all((Path(path) / name).is_file() for name in (".metadata", "info.json", "checksums.json"))
 
 

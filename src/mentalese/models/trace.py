@@ -1,4 +1,4 @@
-"""What a model thought about a text, as data: scores, vectors, links and curves, saved and shown."""
+"""The thoughts of a model about a text, as data: scores, vectors, links and curves, saved and shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Thought:
 
 @dataclass(frozen=True)
 class Shown:
-    """How a score, a link or a curve of a trace is shown, by its name.
+    """The words for a score, a link or a curve of a trace.
 
     Attributes:
         title: for people; `{}` stands for what follows the dot, in a name that ends in one (`streams.` of `streams.3`).
@@ -58,15 +58,15 @@ SHOWN = {
     "entropy": Shown("entropy", "Entropy of the prediction of the token, whichever token follows.", "nats"),
     "predicted": Shown("most likely token", "The most likely token at each place, given the text before it."),
 }
-"""What every model's trace has."""
+"""Contents of every model's trace."""
 
 ALONG_TEXT = ("chunk", "stream")
-"""What `Shown.along` is of curves that follow the text."""
+"""Values of `Shown.along` of curves that follow the text."""
 
 
 @dataclass
 class ThoughtTrace:
-    """What a model thought about one row of text; every family fills in what its paper looks at.
+    """The thoughts of a model about one row of text; every family fills in what its paper looks at.
 
     Attributes:
         input_ids: [length].

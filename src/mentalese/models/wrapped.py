@@ -27,7 +27,7 @@ from mentalese.models.transformers_seam import CACHE, attention_of, initialize_a
 
 @dataclass
 class TokenLayout:
-    """Which tokens of a call are real.
+    """The real tokens of a call.
 
     Attributes:
         seen: tokens read before, padding not counted; [B], or one number if no row has padding.
@@ -128,7 +128,7 @@ class LayeredDecoder(WrappedDecoder[E]):
         return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in indices)
 
     def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
-        """Where the padding of this call and of those before it is; the cache remembers it.
+        """Find the padding of this call and of those before it; the cache remembers it.
 
         A GPU is waited for once if there is an `attention_mask`.
         """

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether a call of this module, of one of `kinds` or an `nn.Linear`, is its weights and nothing else.
+    """Test if a call of this module, of one of `kinds` or an `nn.Linear`, is its weights and nothing else.
 
     False for an adapter around a map (LoRA), a quantised or parametrised map, and one with hooks or a replaced
     `forward` (weights that are kept elsewhere): their matrix says too little, and only a call is right.

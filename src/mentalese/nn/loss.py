@@ -78,7 +78,7 @@ def linear_nll_sum(
 
 
 def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    """What `linear_nll` returns, of a head that is called; differentiable in `hidden` and in whatever `head` has."""
+    """`linear_nll` of a head that is called; differentiable in `hidden` and in whatever `head` has."""
 
     def nll(h: Tensor, y: Tensor) -> Tensor:
         logits = head(h)
@@ -92,14 +92,14 @@ def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: 
 
 
 def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:
-    """Which gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
+    """The gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
     return torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
 
 
 def linear_cross_entropy_reference(
     hidden: Tensor, weight: Tensor, targets: Tensor, *, target_weights: Tensor | None = None
 ) -> Tensor:
-    """What `linear_cross_entropy` computes, with all logits at once."""
+    """Compute `linear_cross_entropy` with all logits at once."""
     nll = linear_nll_reference(hidden, weight, targets)
     weights = (targets != IGNORED).to(nll.dtype)
     if target_weights is not None:
@@ -109,7 +109,7 @@ def linear_cross_entropy_reference(
 
 
 def linear_nll_reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """What `linear_nll` computes, with all logits at once."""
+    """Compute `linear_nll` with all logits at once."""
     return F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="none", ignore_index=IGNORED)
 
 

@@ -40,7 +40,7 @@ class Noise:
 
     @classmethod
     def of(cls, targets: Tensor, seed: int | Tensor, dtype: torch.dtype = torch.float32) -> Noise:
-        """That of rows with these targets [B, N], where -100 has no say; a seed of all rows or of each, int64 [B]."""
+        """The noise of rows with these targets [B, N], -100 left out; a seed of all rows or of each, int64 [B]."""
         place = torch.arange(1, targets.shape[1] + 1, device=targets.device)
         words = _scrambled(targets + _scrambled(place * _GOLDEN)).masked_fill(targets == IGNORED, 0)
         if not isinstance(seed, Tensor):

@@ -35,7 +35,7 @@ def pack(keep: Tensor) -> tuple[Tensor, Tensor | None]:
 
 @dataclass
 class PackedRows:
-    """Where the tokens of padded rows are. Padding can be anywhere: left, right or between tokens.
+    """The places of the tokens of padded rows. Padding can be anywhere: left, right or between tokens.
 
     Attributes:
         columns: [B, N], the column of each token; after a row's last token, columns of padding. `None`: there is no
@@ -91,7 +91,7 @@ class PackedRows:
         return out.scatter(1, self.columns.view(shape).expand_as(values), values)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """What each packed token but the last predicts, from labels [B, width]: [B, N - 1], -100 for nothing.
+        """The target of each packed token but the last, from labels [B, width]: [B, N - 1], -100 for nothing.
 
         A token predicts the next token of its row, whatever padding is between the two.
         """

@@ -24,7 +24,7 @@ _SHORT = 96  # up to this length two products and a softmax are faster on the CP
 
 @dataclass(frozen=True)
 class Ragged:
-    """Where the tokens of n sequences lie when padded.
+    """The places of the tokens of n sequences when padded.
 
     Attributes:
         order: [n], the sequences in the order of the groups, short ones first.
@@ -124,7 +124,7 @@ class Ragged:
 
 
 def _in_place(x: Tensor) -> bool:
-    """Whether attention reads heads where they are, as on a GPU; a compiler gathers them itself."""
+    """Test if attention reads heads where they are, as on a GPU; a compiler gathers them itself."""
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
@@ -242,7 +242,7 @@ def reading_attention(
 
 
 def _is_left_out(sequences: Ragged) -> bool:
-    """Whether `torch.compile` is at work on groups, whose number and sizes change with every batch."""
+    """Test if `torch.compile` is at work on groups, whose number and sizes change with every batch."""
     return torch.compiler.is_compiling() and sequences.index.ndim == 1
 
 
@@ -252,7 +252,7 @@ def _eagerly(function: Callable[..., Tensor], *args: Any) -> Tensor:
 
 
 def causal_attention_reference(qkv: Tensor, lengths: Tensor, heads: int) -> Tensor:
-    """What `causal_attention` computes, one sequence after the other."""
+    """Compute `causal_attention`, one sequence after the other."""
     out = []
     for sequence in qkv.split(lengths.tolist()):
         q, k, v = (split_heads(x[None], heads) for x in sequence.chunk(3, dim=-1))

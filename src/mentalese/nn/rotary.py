@@ -38,7 +38,7 @@ def rotate_first(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor,
 
 
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """What `rotate` computes, in terms of pairs."""
+    """Compute `rotate` in terms of pairs."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

@@ -1,4 +1,4 @@
-"""What the host has worked out, on the device, without waiting for it."""
+"""Tensors of the host sent to the device without waiting for it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def window_pairs(length: int, window: int) -> int:
 def window_mask(
     length: int, window: int, *, device: torch.device | str = "cpu", flex: bool = False
 ) -> Tensor | BlockMask | None:
-    """What `window_attention` masks its logits with, to be made once for all layers; `None` if the window contains all.
+    """The mask of `window_attention`, to be made once for all layers; `None` if the window contains all.
 
     Returns:
         float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` what FlexAttention takes.
@@ -85,7 +85,7 @@ def window_attention(
 
 
 def window_attention_reference(q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None) -> Tensor:
-    """What `window_attention` computes, with all pairs at once."""
+    """Compute `window_attention` with all pairs at once."""
     place = torch.arange(q.shape[2], device=q.device)
     ago = place[:, None] - place
     logits = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ k.transpose(-1, -2))

@@ -1,4 +1,4 @@
-"""What the contract tests run on: small versions of recipes, an untrained model of each, and a small text."""
+"""The cases of the contract tests: small versions of recipes, an untrained model of each, and a small text."""
 
 from __future__ import annotations
 

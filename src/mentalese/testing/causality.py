@@ -79,7 +79,7 @@ def _first_row_until(batch: Batch, column: int) -> Batch:
 
 @torch.no_grad()
 def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
-    """What the targets cost in all, in training mode, in the share of the batch that contains the first row."""
+    """The cost of all targets, in training mode, in the share of the batch that contains the first row."""
     torch.manual_seed(0)
     model.before_step(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})

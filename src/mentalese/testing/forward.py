@@ -1,4 +1,4 @@
-"""What a call returns: logits, losses, scores and costs."""
+"""The outputs of a call: logits, losses, scores and costs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _config(model: Any, **fields: Any) -> Iterator[None]:
 
 
 def test_a_call_in_training_mode_has_the_familys_own_loss(family: Case) -> None:
-    """What `transformers.Trainer` trains is what the library's own loop trains."""
+    """`transformers.Trainer` trains the same as the library's own loop."""
     batch, model = family.batch(), family.model.train()
     torch.manual_seed(3)
     expected = model.training_loss(batch).loss

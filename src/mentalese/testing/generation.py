@@ -1,4 +1,4 @@
-"""How a text is continued: with and without a cache, padded, by beams and by hand."""
+"""Continuations of texts: with and without a cache, padded, by beams and by hand."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_decoding_by_hand_equals_generate(causal: Case, name: str) -> None:
 
 
 def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> None:
-    """Whatever `generate` does: a model that ignores what it is passed back predicts something else."""
+    """Independent of `generate`: a model that ignores the cache that it gets back predicts something else."""
     inputs, model = causal.prompts(PROMPTS), causal.model
     tokens, _ = _generate(causal, PROMPTS, use_cache=False)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -95,7 +95,7 @@ def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> Non
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
-    """What transformers' own models need to be told if rows are padded."""
+    """Positions, which transformers' own models need if rows are padded."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 

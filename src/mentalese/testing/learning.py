@@ -1,4 +1,4 @@
-"""What one training step does."""
+"""The effect of training steps."""
 
 from __future__ import annotations
 

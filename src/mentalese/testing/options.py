@@ -59,7 +59,7 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
 
 
 def idle_options(kind: str) -> dict[str, Any]:
-    """Of a model type or a layout: why fields are idle, or the settings that they need to have an effect."""
+    """Reasons why fields of a model type or a layout are idle, or the settings that they need to have an effect."""
     own = [family.idle_options.get(kind, {}) for family in families().values()]
     return {name: why for options in own for name, why in options.items()}
 
@@ -96,7 +96,7 @@ def others(hint: Any, now: Any) -> list[Any]:
 
 
 def _moves(case: Case, fields: dict[str, Any], batch: Batch, expected: list[Observed]) -> bool:
-    """Whether anything differs from what is expected, or the fields are refused; the cheapest is looked at first."""
+    """Test if anything differs from what is expected, or the fields are refused; the cheapest is compared first."""
     try:
         return any(not _same(*pair) for pair in zip(_observations(case, fields, batch), expected))
     except InputError:
@@ -108,7 +108,7 @@ def _same(left: Observed, right: Observed) -> bool:
 
 
 def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[Observed]:
-    """What a model of these fields has and computes."""
+    """Yield what a model of these fields has and computes."""
     model: Any = build_model(fields, case.tokenizer, seed=0).to(DEVICE)
     context = torch.tensor(context_length(model.config) or 0)
     yield {"context": context} | {name: value.clone() for name, value in model.state_dict().items()}

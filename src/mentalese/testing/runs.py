@@ -71,7 +71,7 @@ def quiet_run(recipe: Recipe, folder: Path) -> Run:
 
 
 def rotary_flops(counter: FlopCounterMode) -> int:
-    """What older versions of transformers multiply for the angles of rotary positions, which is in no formula."""
+    """FLOPs of the angles of rotary positions in older versions of transformers, which are in no formula."""
     counts = counter.get_flop_counts()
     return sum(sum(counts[name].values()) for name in counts if name.endswith(".rotary_emb"))
 
@@ -105,7 +105,7 @@ def _train_alone(recipe: Recipe, out: Path, processes: int = 1) -> None:
 
 
 def _train_in_ranks(recipe: Recipe, out: Path, processes: int) -> None:
-    """What `torchrun --standalone` does; the first rank that fails ends the others."""
+    """Do what `torchrun --standalone` does; the first rank that fails ends the others."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -167,7 +167,7 @@ def losses(out: Path) -> list[float]:
 
 
 def weights(out: Path) -> dict[str, Tensor]:
-    """Those of the best model."""
+    """The weights of the best model."""
     return load_file(out / "model" / "model.safetensors")
 
 

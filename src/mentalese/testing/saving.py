@@ -1,4 +1,4 @@
-"""What a model on disk, and a copy of one, keep."""
+"""A model on disk, and a copy of one."""
 
 from __future__ import annotations
 

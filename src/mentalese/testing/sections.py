@@ -122,7 +122,7 @@ class Unsaved(Run):
 
 
 def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bool:
-    """Whether any look at the changed recipe differs from that at the base, or it is refused."""
+    """Test if any look at the changed recipe differs from the look at the base, or it is refused."""
     try:
         recipe = change(base, changes)
     except InputError:
@@ -131,7 +131,7 @@ def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bo
 
 
 def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
-    """What is looked at for a change of a section or of a field, the cheapest first; no recipe is run twice."""
+    """Looks at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
 
     def plan(recipe: Recipe) -> Any:
         """The length of the run, and what its first steps train on."""

@@ -1,4 +1,4 @@
-"""What a trace shows of a text."""
+"""The contents of a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training promises for every model: resuming changes nothing, and two processes equal one."""
+"""Promises of training for every model: resuming changes nothing, and two processes equal one."""
 
 from __future__ import annotations
 
