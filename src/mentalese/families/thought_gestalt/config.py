@@ -30,7 +30,8 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
             context and no seeding (Table 1).
         memory_size: M, the number of latest sentence vectors that can be read.
         memory_gradient_window: a sentence's loss sends gradients into this many of the latest vectors that it reads;
-            older ones are constants. `None`: into all of them; 0: into none, nor into the seed.
+            older ones are constants. `None`: into all of them; 0: into none, nor into the seed. A call with a cache,
+            which training does not make, knows only these two.
         sentence_layer: the layer whose output at the end of a sentence becomes its vector; `None`: at 7/12 of the
             depth (the paper's seventh layer of twelve is 6 here).
         sentence_head: `linear`: the paper's s = W h (section 2.2); `normalized`: the release's, a norm before the map

@@ -19,7 +19,7 @@ RELEASED_HEAD = {"sentence_head": "normalized"}
 def dropout_phases(
     token: float, sentence: float, half: int, full: int, clock: Clock = "sentence_steps"
 ) -> tuple[Phase, ...]:
-    """Token and sentence dropout warmed in: half from `half` on, all of it from `full` on, by B.2's sentence steps."""
+    """Return token and sentence dropout warmed in: half from `half` on, all from `full` on, by B.2's sentence steps."""
     return tuple(
         Phase(
             start=start,
@@ -34,18 +34,17 @@ def dropout_phases(
 EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
 CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
 
+
+def sizes(width: int, heads: int, **fields: Any) -> dict[str, Any]:
+    """Return the `model` of a recipe: 12 layers of this width, and further fields."""
+    model = {"model_type": "thought_gestalt", "hidden_size": width, "num_hidden_layers": 12}
+    return model | {"num_attention_heads": heads} | fields
+
+
 TINY = Recipe(
     name="thought_gestalt/tiny",
     description="12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
-    model={
-        "model_type": "thought_gestalt",
-        "hidden_size": 64,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 4,
-        "memory_size": 12,
-        "attention_dropout": 0.0,
-        **RELEASED_HEAD,
-    },
+    model=sizes(64, 4, memory_size=12, attention_dropout=0.0, **RELEASED_HEAD),
     data=DataConfig(source="builtin:stdlib", tokenizer="bpe:4096", max_sentence_tokens=32),
     layout=SentenceStreams(max_sentences=12, tokens_per_batch=1024),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
@@ -61,14 +60,7 @@ TINY = Recipe(
 SMALL = Recipe(
     name="thought_gestalt/small",
     description="12 layers of width 384, 500M tokens of WikiText-103",
-    model={
-        "model_type": "thought_gestalt",
-        "hidden_size": 384,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
-        "attention_dropout": 0.1,
-        **RELEASED_HEAD,
-    },
+    model=sizes(384, 6, attention_dropout=0.1, **RELEASED_HEAD),
     data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
     layout=SentenceStreams(tokens_per_batch=65_536),
     optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
@@ -85,19 +77,11 @@ SMALL = Recipe(
 def paper_recipe(
     suffix: str, description: str, width: int, heads: int, *, millions: int = 50, token_dropout: float = 0.15
 ) -> Recipe:
-    """One row of Table 2, with its GPT-2 twin as baseline."""
-    model: dict[str, Any] = {
-        "model_type": "thought_gestalt",
-        "hidden_size": width,
-        "num_hidden_layers": 12,
-        "num_attention_heads": heads,
-        "residual_dropout": 0.1,  # the paper is silent: the release's
-        "embedding_dropout": 0.1,
-    }
+    """Return one row of Table 2, with its GPT-2 twin as baseline."""
     return Recipe(
         name=f"thought_gestalt/table2-{suffix}",
         description=description,
-        model=model,
+        model=sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # the paper is silent: the release's
         data=DataConfig(
             source=WIKITEXT, tokenizer="hub:openai-community/gpt2", sentences="sat", train_tokens=millions * 1_000_000
         ),
@@ -111,9 +95,21 @@ def paper_recipe(
     )
 
 
+def by_data(millions: int) -> Recipe:
+    """Return the paper's largest model, on so many tokens."""
+    description = f"the paper's 85M model on {millions} million tokens of WikiText-103"
+    return paper_recipe(f"{millions}m", description, 768, 12, millions=millions)
+
+
+def by_size(label: str, width: int, heads: int, token_dropout: float = 0.15) -> Recipe:
+    """Return a smaller model, on the largest subset."""
+    description = f"width {width}, the paper's {label.upper()} model on 50 million tokens of WikiText-103"
+    return paper_recipe(label, description, width, heads, token_dropout=token_dropout)
+
+
 def released() -> Recipe:
-    """The release's settings where they differ from the paper's, of those that can be expressed (README)."""
-    recipe = paper_recipe("50m", "", 768, 12)
+    """Return the release's settings where they differ from the paper's, of those that can be expressed (README)."""
+    recipe = by_data(50)
     return dataclasses.replace(
         recipe,
         name="thought_gestalt/release-50m",
@@ -127,21 +123,14 @@ def released() -> Recipe:
 
 
 def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
-    """A run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
+    """Return a run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
 
     Two epochs of text do not overfit such models, so nothing is dropped, in either of the twins.
     """
     return Recipe(
         name=f"thought_gestalt/openstax-{suffix}",
         description=f"width {width}, {suffix.upper()} non-embedding parameters, 20M tokens of textbooks (set --data)",
-        model={
-            "model_type": "thought_gestalt",
-            "hidden_size": width,
-            "num_hidden_layers": 12,
-            "num_attention_heads": heads,
-            "attention_dropout": 0.0,
-            **RELEASED_HEAD,
-        },
+        model=sizes(width, heads, attention_dropout=0.0, **RELEASED_HEAD),
         data=DataConfig(tokenizer="bpe:8192"),
         layout=SentenceStreams(tokens_per_batch=8192),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
@@ -155,8 +144,8 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
 
 
 def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
-    """The model of 30 million tokens with some fields changed: `model`, `data` and `layout` are merged with its own."""
-    recipe = paper_recipe("30m", "", 768, 12, millions=30)
+    """Return the model of 30 million tokens with some fields changed; `model`, `data` and `layout` are merged."""
+    recipe = by_data(30)
     for section in ("model", "data", "layout"):
         changed = changes.pop(section, {})
         old = getattr(recipe, section)
@@ -166,12 +155,12 @@ def ablation(name: str, description: str, *, paper: str | None = "Table 1", **ch
 
 
 def spans(length: int, millions: int) -> Recipe:
-    """Fixed spans of tokens instead of sentences; nothing else changes (Table 4).
+    """Return a run on fixed spans of tokens instead of sentences; nothing else changes (Table 4).
 
     The release also switches context seeding off (`model.context_seeding=false`), of which the paper says nothing. A
     document is then encoded whole and not sentence by sentence: a token at the seam of two sentences may differ.
     """
-    recipe = paper_recipe(f"{millions}m", "", 768, 12, millions=millions)
+    recipe = by_data(millions)
     return dataclasses.replace(
         recipe,
         name=f"thought_gestalt/table4-span{length}-{millions}m",
@@ -224,31 +213,11 @@ RECIPES = [
     SMALL,
     openstax("340k", 48, 3, 4e-3),
     openstax("1.3m", 96, 6, 2e-3),
-    *(
-        paper_recipe(
-            f"{millions}m",
-            f"the paper's 85M model on {millions} million tokens of WikiText-103",
-            768,
-            12,
-            millions=millions,
-        )
-        for millions in (12, 20, 30, 50)
-    ),
-    *(
-        paper_recipe(
-            label,
-            f"width {width}, the paper's {label.upper()} model on 50 million tokens of WikiText-103",
-            width,
-            heads,
-            token_dropout=token_dropout,
-        )
-        for label, width, heads, token_dropout in (
-            ("340k", 48, 3, 0.0),
-            ("1.3m", 96, 6, 0.0),
-            ("5.4m", 192, 6, 0.15),
-            ("21m", 384, 6, 0.15),
-        )
-    ),
+    *(by_data(millions) for millions in (12, 20, 30, 50)),
+    by_size("340k", 48, 3, token_dropout=0.0),
+    by_size("1.3m", 96, 6, token_dropout=0.0),
+    by_size("5.4m", 192, 6),
+    by_size("21m", 384, 6),
     released(),
     *ABLATIONS,
     *(spans(length, millions) for length in (25, 50, 75) for millions in (20, 30, 50)),
