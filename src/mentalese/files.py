@@ -91,7 +91,7 @@ def check_page(page: Path, data: str) -> None:
     """Check the place of a page and its folder.
 
     Raises:
-        InputError: a folder that cannot be written, or that has another page: ours has the file `data` beside it.
+        InputError: a folder that cannot be written, or that has another page, without the file `data` beside it.
     """
     check_folder_place(page.parent, "--out")
     free = not page.exists() or page.with_name(data).is_file()
@@ -134,8 +134,8 @@ def _writing(target: Path) -> Iterator[None]:
 def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
 
-    Where there is a folder of that name already, it stays and ours goes (another process was first); with `replace` it
-    is the old one that goes. After an error nothing of ours stays.
+    A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes. After
+    an error nothing new stays.
 
     Raises:
         InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.

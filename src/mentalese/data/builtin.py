@@ -39,7 +39,7 @@ class Builtin:
 def stdlib() -> tuple[Document, ...]:
     """Return CPython's own documentation: the language reference's topics, and each library file's docstrings.
 
-    One document a topic or file, those of at least 100 words; the text differs by Python version.
+    One document for each topic or file of at least 100 words; the text differs by Python version.
     """
     from pydoc_data.topics import topics
 

@@ -103,8 +103,8 @@ class Source:
 
         self._sizes = dict.fromkeys(self.splits, 0)
         for split in self.splits:
-            owned = {given: owner == SPLITS.index(split) for given, owner in self._owner.items()}
-            self._sizes[split] = sum(int(scans[given].sizes[mask].sum()) for given, mask in owned.items())
+            owned = {source: owner == SPLITS.index(split) for source, owner in self._owner.items()}
+            self._sizes[split] = sum(int(scans[source].sizes[mask].sum()) for source, mask in owned.items())
         if lacking := [split for split, size in self._sizes.items() if not size]:
             other = "" if held_out == HELD_OUT else f", or another data.held_out than {held_out:g}"
             raise InputError(
@@ -122,9 +122,9 @@ class Source:
         """
         self.size(split)  # checks
         number = SPLITS.index(split)
-        for given, owner in self._owner.items():
+        for source, owner in self._owner.items():
             if (owner == number).any():
-                yield from (document for document, place in zip(self._readers[given](), owner) if place == number)
+                yield from (document for document, place in zip(self._readers[source](), owner) if place == number)
 
     def size(self, split: str) -> int:
         """Return the UTF-8 bytes of the split's text; raise `InputError` if the source has no such split."""
@@ -199,9 +199,9 @@ def line_places(text: str) -> list[int]:
     """Return the place in `text` of each character of `one_line(text)`."""
     start, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     places: list[int] = []
-    for found in _BREAK.finditer(text, start, stop):
-        places += range(start, found.start() + 1)
-        start = found.end()
+    for match in _BREAK.finditer(text, start, stop):
+        places += range(start, match.start() + 1)
+        start = match.end()
     return [*places, *range(start, stop)]
 
 

@@ -102,13 +102,13 @@ def _group(folder: Path, files: list[Path]) -> SplitFiles:
     return SplitFiles({"train": [file for file in files if file.stat().st_size] or files}, divided=False)
 
 
-def _checked(found: SplitFiles, suffixes: tuple[str, ...]) -> SplitFiles:
+def _checked(content: SplitFiles, suffixes: tuple[str, ...]) -> SplitFiles:
     names: dict[str, Path] = {}
-    for file in found.files:
+    for file in content.files:
         suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
         if (other := names.setdefault(str(file).removesuffix(suffix), file)) != file:
             raise InputError(f"{file.parent} has {other.name} and {file.name}, one text in two kinds: keep one of them")
-    return found
+    return content
 
 
 def _by_name(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
@@ -125,11 +125,11 @@ def _by_name(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 def _by_folder(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     """Group the files in sub-folders that are called like a split."""
-    found: dict[str, list[Path]] = {}
+    by_split: dict[str, list[Path]] = {}
     for file in files:
         if split := _SPLITS.get(file.relative_to(folder).parts[0]):
-            found.setdefault(split, []).append(file)
-    return found
+            by_split.setdefault(split, []).append(file)
+    return by_split
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

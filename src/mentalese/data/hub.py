@@ -43,8 +43,8 @@ def hub_rows(spec: str) -> dict[str, RowReader]:
         with whole_folder(folder) as temporary:
             counts = _keep(spec, temporary)
             write_json(temporary / "meta.json", sealed({"source": spec, "rows": counts}))
-    kept = read_json(folder / "meta.json")["rows"]
-    return {split: partial(_rows, spec, split, folder) for split in SPLITS if split in kept}
+    counts = read_json(folder / "meta.json")["rows"]
+    return {split: partial(_rows, spec, split, folder) for split in SPLITS if split in counts}
 
 
 def _rows(spec: str, split: str, folder: Path) -> Iterator[Row]:
@@ -64,8 +64,8 @@ def _keep(spec: str, folder: Path) -> dict[str, int]:
         with hub_or_cache("data.source", spec) as reached:
             content = datasets.load_dataset(name, config, split=split, revision=revision, streaming=reached)
         splits: dict[str, list[Iterable[Mapping[str, Any]]]] = {}
-        for given, rows in ({split: content} if split else content).items():
-            splits.setdefault(SPLIT_ALIASES.get(given, given), []).append(rows)
+        for title, rows in ({split: content} if split else content).items():
+            splits.setdefault(SPLIT_ALIASES.get(title, title), []).append(rows)
         if not set(splits) & set(SPLITS):
             raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
         counts = {}

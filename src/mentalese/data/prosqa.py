@@ -3,7 +3,7 @@
 People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
 asked is which of two concepts a person is, where only one can be reached. Search answers all of them, but rules that
 look at a few edges answer most: "a candidate right below another person is false" is right for 92% of the small ones
-and for 60% of those of the published size. `builtin:reachability` needs search.
+and for 60% of questions of the published size. `builtin:reachability` needs search.
 
 The graphs grow as the published ones seem to have grown. What is fitted to the published validation and test sets is in
 `GraphSize`; generated questions have their numbers of entities, edges, steps and words, as
@@ -116,8 +116,8 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
         parents, distances = _graph(rng, size)
         leaves = [node for node in set(range(size.nodes)).difference(*parents) if parents[node]]
         ends = [{node: distances[node][i] for node in leaves if distances[node].keys() == {i}} for i in (0, 1)]
-        farthest = max(max(found.values(), default=0) for found in ends)
-        used = sorted({node for child, own in enumerate(parents) if own for node in (child, *own)})
+        farthest = max(max(end.values(), default=0) for end in ends)
+        used = sorted({node for child, above in enumerate(parents) if above for node in (child, *above)})
         people = [node for node in used if not parents[node]]
         concepts = [node for node in used if parents[node]]
         if all(ends) and size.steps[0] <= farthest <= size.steps[1] and len(people) <= len(names):
@@ -159,20 +159,20 @@ def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[d
     weights = [1.0, 1.0]
     descendants = ([0], [1])  # only of one of the two, itself included
     for node in range(2, size.nodes):
-        wanted, branch = _poisson(rng, size.parents), rng.random()
+        count, branch = _poisson(rng, size.parents), rng.random()
         candidates: Sequence[int] = range(node)
         if branch < sum(size.shares):
             candidates = descendants[branch >= size.shares[0]]
-        own: set[int] = set()
+        chosen: set[int] = set()
         cumulative = list(accumulate(weights[candidate] for candidate in candidates))
-        while len(own) < min(wanted, len(candidates)):
-            own.update(rng.choices(candidates, cum_weights=cumulative))
+        while len(chosen) < min(count, len(candidates)):
+            chosen.update(rng.choices(candidates, cum_weights=cumulative))
         reached = {
-            person: 1 + min(found)
+            person: 1 + min(steps)
             for person in (0, 1)
-            if (found := [distances[i][person] for i in own if person in distances[i]])
+            if (steps := [distances[i][person] for i in chosen if person in distances[i]])
         }
-        parents.append(sorted(own))
+        parents.append(sorted(chosen))
         distances.append(reached)
         weights.append(1.0)
         if len(reached) == 1:

@@ -153,7 +153,7 @@ class PublishedSet:
         rows: what its rows contain, for messages.
         read: turns a row into a record.
         answer_rule: the rule by which its answers are compared with right ones.
-        kinds: endings of its files; those of the first kind that is there are read.
+        kinds: endings of its files; files of the first kind that is there are read.
         hidden: tests if a row has no answer; a split that begins with such a row is left out.
     """
 

@@ -1,4 +1,4 @@
-"""Formats of the rows of any set, told by the first rows: a column of text, records, prompts or chats."""
+"""Formats of the rows of any set, recognised by the first rows: a column of text, records, prompts or chats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mentalese.errors import InputError, require
 
 _LONG_TEXT = 100
 FIRST_ROWS = 100
-"""Rows of a source that tell its format."""
+"""Number of rows by which the format of a source is recognised."""
 _LISTED = 15  # columns in a message
 _RECORD = ("question", "steps", "answer")
 _EXAMPLE = 'rows such as {"question": "How many?", "steps": [], "answer": "4"}'
@@ -55,7 +55,7 @@ def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: 
         text_column: `data.text_column`.
 
     Raises:
-        InputError: no column is that of a text, or several may be; columns of records are missing.
+        InputError: no column has the text, or several may have it; columns of records are missing.
     """
     rows = [row for _, row in islice(every_row(), FIRST_ROWS)]
     if not rows:
@@ -142,7 +142,7 @@ Turn = tuple[str, str]
 def _exchanges(
     spec: str, every_row: Callable[[], Iterator[Row]], name: str, turns: Callable[[Columns], list[Turn]]
 ) -> RowFormat:
-    """Return records if every row is one question and an answer that can be told from its steps, else texts."""
+    """Return records if every row is one question and an answer that can be separated from its steps, else texts."""
 
     def as_record(row: Columns) -> Document | None:
         return _as_record(turns(row))
@@ -172,7 +172,7 @@ def _prompt_and_completion(row: Columns) -> list[Turn]:
 
 
 def _as_record(turns: list[Turn]) -> Document | None:
-    """Return a record: instructions and question, then an answer of one line or, after ####, that of a solution."""
+    """Return a record of instructions and question, then an answer of one line or the answer after ####."""
     roles = [role for role, _ in turns]
     *before, completion = (text.strip() for _, text in turns)
     question = "\n".join(before)

@@ -169,15 +169,16 @@ class SentenceEncoder:
         lengths: list[list[int]] = []
         start = cut = merged = 0
         for parts in segments:
-            own = [next(counts) for _ in parts]
-            total = sum(own)
+            sentences = [next(counts) for _ in parts]
+            total = sum(sentences)
             if self.kind == "text" and self.fixed:
-                own = [min(self.fixed, total - i) for i in range(0, total, self.fixed)]
+                sentences = [min(self.fixed, total - i) for i in range(0, total, self.fixed)]
             elif self.kind == "text" and not self.whole:
                 may_cut = self.may_cut(tokens[start : start + total])
-                own, new_cut, new_merged = cut_and_merge(own, may_cut, minimum=self.minimum, cap=self.cap)
+                bounds = {"minimum": self.minimum, "cap": self.cap}
+                sentences, new_cut, new_merged = cut_and_merge(sentences, may_cut, **bounds)
                 cut, merged = cut + new_cut, merged + new_merged
-            lengths.append(own)
+            lengths.append(sentences)
             start += total
         return Encoded(tokens, lengths, cut, merged)
 

@@ -179,18 +179,20 @@ def _documents(parts: list[RowReader], document: Callable[[str, Columns], Docume
 
 
 def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> _Content:
-    found = find_files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES))
-    plain = [file for file in found.files if file.name.endswith(TEXT_SUFFIXES)]
+    content = find_files(path, (*TEXT_SUFFIXES, *ROW_SUFFIXES))
+    plain = [file for file in content.files if file.name.endswith(TEXT_SUFFIXES)]
     remarks: tuple[str, ...] = ()
-    if len(found.files) > 1 and not found.divided:
-        remarks = (f"{spec}: no file is called train, so that all {len(found.files):,} in it and below are one text",)
+    if len(content.files) > 1 and not content.divided:
+        remarks = (f"{spec}: no file is called train, so that all {len(content.files):,} in it and below are one text",)
     if not plain:
-        content = _open_rows(spec, find_rows(path, ROW_SUFFIXES), text_column)
-        return replace(content, remarks=remarks + content.remarks)
-    require(len(plain) == len(found.files), "data.source", spec, "it mixes .txt and other files, keep one kind")
-    if not whole and not found.divided and (characters := length_of_few(plain)) is not None:
+        rows = _open_rows(spec, find_rows(path, ROW_SUFFIXES), text_column)
+        return replace(rows, remarks=remarks + rows.remarks)
+    require(len(plain) == len(content.files), "data.source", spec, "it mixes .txt and other files, keep one kind")
+    if not whole and not content.divided and (characters := length_of_few(plain)) is not None:
         return _Content("text", {"train": partial(cut_documents, plain, characters)}, remarks, cut=True)
-    return _Content("text", {split: partial(read_documents, files) for split, files in found.by_split.items()}, remarks)
+    return _Content(
+        "text", {split: partial(read_documents, files) for split, files in content.by_split.items()}, remarks
+    )
 
 
 def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | None) -> _Content:

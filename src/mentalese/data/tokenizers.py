@@ -319,8 +319,8 @@ def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str |
     if unknown is not None and (count := int(np.count_nonzero(ids == backend.token_to_id(unknown)))):
         return f"the words of {count:,} unknown tokens"
     normalizer = backend.normalizer
-    kept = "AÉ" if normalizer is None else unicodedata.normalize("NFC", normalizer.normalize_str("AÉ"))
-    return None if set("AÉ") <= set(kept) else "capital letters or accents"
+    letters = "AÉ" if normalizer is None else unicodedata.normalize("NFC", normalizer.normalize_str("AÉ"))
+    return None if set("AÉ") <= set(letters) else "capital letters or accents"
 
 
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
