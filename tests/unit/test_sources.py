@@ -337,7 +337,7 @@ def test_malformed_files_are_named_in_one_line(tmp_path: Path) -> None:
     good = json.dumps({"text": "fine"}).encode() + b"\n"
     cases = {
         "empty.jsonl": (b"", "empty"),
-        "blank.txt": (b"\n \n", "no document left"),
+        "blank.txt": (b"\n \n", "is empty"),
         "blank.jsonl": (b"\n\n", "is empty"),
         "binary.txt": (b"ab\0cd", "binary"),
         "latin.txt": ("né".encode("latin-1"), "utf-8"),

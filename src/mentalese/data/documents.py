@@ -107,10 +107,8 @@ class Source:
             self._sizes[split] = sum(int(scans[source].sizes[mask].sum()) for source, mask in owned.items())
         if lacking := [split for split, size in self._sizes.items() if not size]:
             other = "" if held_out == HELD_OUT else f", or another data.held_out than {held_out:g}"
-            raise InputError(
-                f"{name} has no document left for {' and '.join(lacking)}, of {self.count:,} with empty ones and "
-                f"copies: use more documents{other}"
-            )
+            problem = f"has no document left for {' and '.join(lacking)}, of {self.count:,} with empty ones and copies"
+            raise InputError(f"{name} {problem if self.count else 'is empty'}: use more documents{other}")
         self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
         self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
 
