@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import numpy as np
-from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError, WrapValidator
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass
 
 from mentalese.errors import InputError, nearest
@@ -31,6 +31,12 @@ def _as_written(value: Any, check: Callable[[Any], float]) -> float:
     return value if type(value) is int else number
 
 
+def _usable(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("use a path, which has no character 0")
+    return path
+
+
 Integer = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Field(ge=1, le=_MOST)]
@@ -39,7 +45,7 @@ PositiveNumber = Annotated[Number, Field(gt=0)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
-Place = Annotated[Path, Strict(False)]
+Place = Annotated[Path, Strict(False), AfterValidator(_usable)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -122,7 +128,8 @@ def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:
 
 def shown(value: Any) -> str:
     """Return a value for a message; a long one is cut, and an object with a page of its own is named by its type."""
-    text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | Path | None) else ""
+    value = str(value) if isinstance(value, Path) else value
+    text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | None) else ""
     text = text or f"of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:76]} .."
 

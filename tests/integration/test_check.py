@@ -209,7 +209,7 @@ def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
         ("new family gpt2", "NAME is 'gpt2': a family, recipe or model type has this name"),
         ("new family bert", "NAME is 'bert': a model of transformers has this name"),
         ("new family there", "there exists: choose another name"),
-        ("check", "takes a FAMILY"),
+        ("check", "FAMILY"),
         ("check coconutt", "is no family, module or folder; did you mean 'coconut'"),
         ("check there", "neither pyproject.toml nor __init__.py"),
         ("check json", "json declares no family: set FAMILY"),

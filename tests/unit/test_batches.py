@@ -191,7 +191,7 @@ def test_evaluation_is_the_same_each_time_and_wastes_little() -> None:
     ("evaluation", "message"),
     [
         ({"stride": 256}, "evaluation.stride is 256: set .* below the context \\(256\\)"),
-        ({"context_length": 1}, "evaluation.context_length is 1: set at least 2"),
+        ({"context_length": 1}, "evaluation.context_length is 1: it should be"),
     ],
     ids=["stride", "context"],
 )

@@ -876,7 +876,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="inputs is None"):
         made.generate()
     for name, value in (("infer_every", 1.5), ("posterior_seed", "a"), ("posterior_seed", 1.5)):
-        with pytest.raises(InputError, match=f"{name} is {value!r}: use an integer or none"):
+        with pytest.raises(InputError, match=f"{name} is {value!r}: it should be a valid int"):
             made.generate(ids, **{name: value})
     with pytest.raises(InputError, match="infer_every is 0: set 1 or more tokens, or None"):
         made.generate(ids, infer_every=0)

@@ -800,7 +800,6 @@ def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.Mo
         ("--limit 3", "limit is 3, which perplexity cannot use: remove it"),
         ("--tasks perplexity,accuracy", "tasks contains 'accuracy': use the command `mentalese answer` instead"),
         ("--tasks hub:race --limit 0", "limit is 0"),
-        ("--against model --limit 3", "--against"),
     ],
 )
 def test_questions_are_checked_before_the_model_is_opened(

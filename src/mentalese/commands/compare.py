@@ -9,7 +9,7 @@ from pydantic import Field
 from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
-from mentalese.commands.recipe_options import read_recipe, split_settings
+from mentalese.commands.recipe_options import is_setting, names_before_options, read_recipe
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import SUFFIXES, open_recipe
@@ -45,11 +45,14 @@ class Options:
     out: Place = Path("runs/compare")
     json: bool = False
 
+    @property
+    def settings(self) -> list[str]:
+        """Other values of fields."""
+        return [word for word in self.recipes if is_setting(word)]
+
 
 def run(words: list[str]) -> None:
-    patterns, _ = split_settings(words)
-    if not patterns:
-        patterns = list(read(Options, words, "compare").recipes)
+    patterns = names_before_options(words) or [*read(Options, words, "compare").recipes]
     changed = [read_recipe(recipe, Options, words, "compare") for recipe in _recipes(patterns)]
     recipes, options = [recipe for recipe, _ in changed], changed[0][1]
 

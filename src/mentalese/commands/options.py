@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import tyro
 
@@ -19,9 +20,26 @@ def read(options: type[T], words: Sequence[str], command: str) -> T:
     """Return the options of a command.
 
     Raises:
+        InputError: a value is out of range.
         SystemExit: help was asked for, or the words are wrong; tyro has printed why.
     """
-    return tyro.cli(options, prog=f"mentalese {command}", args=words)
+    return read_with(options, (), words, command)[0]
+
+
+def read_with(
+    options: type[T], more: Sequence[tuple[str, Any, Any]], words: Sequence[str], command: str
+) -> tuple[T, Any]:
+    """Return the options of a command, and an object that has the values of more fields, each a dataclass.
+
+    tyro fills in a class that checks no ranges, so that errors about these are `InputError` like all others.
+    """
+    unchecked = {"__post_init__": lambda _: None, "__doc__": options.__doc__}
+    arguments = dataclasses.make_dataclass(
+        "Options", more, bases=(options,), namespace=unchecked, kw_only=True, frozen=True
+    )
+    parsed: Any = tyro.cli(arguments, prog=f"mentalese {command}", args=words)
+    names = [field.name for field in dataclasses.fields(cast(Any, options))]
+    return options(**{name: getattr(parsed, name) for name in names}), parsed
 
 
 def read_all(words: Sequence[str]) -> None:

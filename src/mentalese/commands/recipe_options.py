@@ -6,29 +6,43 @@ import dataclasses
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from itertools import takewhile
+from typing import Annotated, Any, Protocol, TypeVar
 
 import tyro
 
-from mentalese.commands.options import read
+from mentalese.commands.options import read_with
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import change, members, parse_setting, section_fields, sections, set_in
 
-T = TypeVar("T")
+
+class HasSettings(Protocol):
+    """The options of a command that changes recipes."""
+
+    @property
+    def settings(self) -> Sequence[str]:
+        """Words of the form `section.field=value`."""
+        ...
+
+
+S = TypeVar("S", bound=HasSettings)
 Made = tuple[str, Any, Any]  # a field of a dataclass: its name, type and default
 _SHORT = {"data.source": "--data", "train.seed": "--seed"}
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
-def split_settings(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names, and each `section.field=value`, among the words before the first option."""
-    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    settings = [word for word in words[:first] if _SETTING.fullmatch(word)]
-    return [word for word in words[:first] if word not in settings], settings
+def is_setting(word: str) -> bool:
+    """Return whether a word has the form `section.field=value`."""
+    return _SETTING.fullmatch(word) is not None
 
 
-def read_recipe(recipe: Recipe, options: type[T], words: Sequence[str], command: str) -> tuple[Recipe, T]:
+def names_before_options(words: Sequence[str]) -> list[str]:
+    """Return the words before the first option that are no settings."""
+    return [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
+
+
+def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
     """Return the recipe changed by options and settings, and the command's own options.
 
     Raises:
@@ -38,14 +52,11 @@ def read_recipe(recipe: Recipe, options: type[T], words: Sequence[str], command:
     parts = {"model": _model_options(recipe.model, "model")}
     parts |= {name: _section_options(section, name) for name, section in sections(recipe).items()}
     fields = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
-    arguments = dataclasses.make_dataclass("Arguments", fields, bases=(options,), kw_only=True, frozen=True)
-    arguments.__doc__ = options.__doc__
-    parsed: Any = read(arguments, words, command)
+    own, parsed = read_with(options, fields, words, command)
     changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
-    for setting in split_settings(words)[1]:
+    for setting in own.settings:
         set_in(changes, *parse_setting(recipe, setting))
-    own = {field.name: getattr(parsed, field.name) for field in dataclasses.fields(typing.cast(Any, options))}
-    return change(recipe, {name: part for name, part in changes.items() if part}), options(**own)
+    return change(recipe, {name: part for name, part in changes.items() if part}), own
 
 
 def _section_options(section: Any, place: str) -> Any:

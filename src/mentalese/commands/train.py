@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from mentalese.commands.options import read
-from mentalese.commands.recipe_options import read_recipe, split_settings
+from mentalese.commands.recipe_options import names_before_options, read_recipe
 from mentalese.errors import InputError
 from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import scored_as, unanswered
@@ -38,9 +38,7 @@ class Options:
 
 
 def run(words: list[str]) -> None:
-    names, _ = split_settings(words)
-    if len(names) > 1:
-        raise InputError(f"`mentalese train` takes one RECIPE, and got {', '.join(names)}")
+    names = names_before_options(words)
     name = names[0] if names else read(Options, words, "train").recipe
     recipe, options = read_recipe(open_recipe(name), Options, words, "train")
     if options.flops_per_second is not None and not options.dry_run:
