@@ -207,7 +207,7 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["RUN"], "`mentalese push` takes MODEL and REPO, and got 1: name both"),
+        (["RUN"], "Missing from mentalese push"),
         (["RUN", "my mine/!"], "REPO is 'my mine/!': use NAME/NAME"),
         (["nowhere", "me/mine"], "MODEL is 'nowhere', which contains no model"),
     ],
