@@ -28,7 +28,7 @@ def train(
     resume: bool = False,
     show: bool = True,
 ) -> Saved:
-    """Trains a recipe and opens the best model.
+    """Train a recipe and opens the best model.
 
     Args:
         recipe: a recipe, its name, or a .json, .yaml or .toml file.
@@ -74,7 +74,7 @@ def evaluate(
     show: bool = True,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Scores a model on a text and on zero-shot questions, as `mentalese eval` does.
+    """Score a model on a text and on zero-shot questions, as `mentalese eval` does.
 
     Args:
         model: an opened model, or what `load` takes.
@@ -110,7 +110,7 @@ def evaluate(
 def answer(
     model: str | Path | Saved, *, data: Any = None, out: str | Path | None = None, show: bool = True, **options: Any
 ) -> dict[str, Any]:
-    """Asks a model questions, as `mentalese answer` does.
+    """Ask a model questions, as `mentalese answer` does.
 
     Args:
         model: an opened model, or what `load` takes. A model that was not trained on questions reads them as text.

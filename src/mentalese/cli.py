@@ -22,7 +22,7 @@ from mentalese.errors import InputError, nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code (2 for bad input, 128 + the signal's number when interrupted)."""
+    """Run one command; returns the exit code (2 for bad input, 128 + the signal's number when interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _terminated_as_interrupted():

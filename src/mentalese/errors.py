@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 
 def require(condition: bool, name: str, value: object, remedy: str) -> None:
-    """Raises `InputError` unless the condition is met."""
+    """Raise `InputError` unless the condition is met."""
     if not condition:
         raise InputError(f"{name} is {value!r}: {remedy}", name)
 

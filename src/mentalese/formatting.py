@@ -41,7 +41,7 @@ def unanswered(figure: Mapping[str, Any]) -> str:
 
 
 def score_text(value: float, unit: str) -> str:
-    """A score of the mechanism suite: a share as percent, nats and bits with three decimals."""
+    """Return a score of the mechanism suite: a share as percent, nats and bits with three decimals."""
     return f"{value:.1%}" if unit == "accuracy" else f"{value:.3f}"
 
 
@@ -75,7 +75,7 @@ def by_next_token(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_names(paths: Sequence[str]) -> list[str]:
-    """A name for each path: its run's recipe, or the end of the path if recipes are the same."""
+    """Return a name for each path: its run's recipe, or the end of the path if recipes are the same."""
     names = []
     for path in paths:
         config = Path(path) / "config.json"
@@ -87,7 +87,7 @@ def model_names(paths: Sequence[str]) -> list[str]:
 
 
 def _tails(paths: Sequence[str]) -> dict[str, str]:
-    """The end of each path, as many of its folders as tell them apart: `a/seed-0`, `b/seed-0`."""
+    """Return the end of each path, as many of its folders as tell them apart: `a/seed-0`, `b/seed-0`."""
     parts = {path: Path(path).parts for path in paths}
     for depth in range(1, max(map(len, parts.values()), default=0) + 1):
         tails = {path: "/".join(own[-depth:]) for path, own in parts.items()}

@@ -21,7 +21,7 @@ from mentalese.registry import recipes
 
 @cache
 def commit() -> str | None:
-    """The commit this library runs from, with `+changes` if its tree is not clean; `None` outside a checkout.
+    """Return the commit this library runs from, with `+changes` if its tree is not clean; `None` outside a checkout.
 
     A repository that merely surrounds the installed package (a project with its environment inside) is not asked: the
     package's own source must be tracked by it.
@@ -40,14 +40,14 @@ def commit() -> str | None:
 
 
 def command() -> str:
-    """The command line of this process, as one would type it."""
+    """Return the command line of this process, as one would type it."""
     program = Path(sys.argv[0])
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     return f"{name} {shlex.join(sys.argv[1:])}".strip()
 
 
 def train_command(recipe: Recipe, out: Path) -> str | None:
-    """The command line that trains `recipe` alone into `out`.
+    """Return the command line that trains `recipe` alone into `out`.
 
     `None` where there is none: the name is not that of a registered recipe, or something differs that is no option.
     """
@@ -82,7 +82,7 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
 
 
 def _fields(recipe: Recipe, section: str) -> dict[str, Any]:
-    """A section's fields by the names that its options have."""
+    """Return a section's fields by the names that its options have."""
     if section != "model":
         return vars(getattr(recipe, section))
     from mentalese.models.build import config_class

@@ -235,12 +235,12 @@ class Recipe:
             raise InputError(f"evaluation.documents_seed is {seed}: set evaluation.max_documents too")
 
     def layouts(self) -> list[Layout]:
-        """The layouts at the start and after each phase, if all earlier ones have begun."""
+        """Return the layouts at the start and after each phase, if all earlier ones have begun."""
         changes = (phase.layout for phase in self.phases)
         return list(accumulate(changes, lambda old, change: dataclasses.replace(old, **change), initial=self.layout))
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as JSON-ready data (tuples become lists)."""
+        """Return the recipe as JSON-ready data (tuples become lists)."""
         fields = dataclasses.asdict(self)
         fields["layout"] = {"kind": self.layout.kind, **fields["layout"]}
         return json.loads(json.dumps(fields))
@@ -256,7 +256,7 @@ class Recipe:
         return from_data(cls, "", data)
 
     def fingerprint(self) -> str:
-        """A short hash of all that changes the run's result; equal recipes have equal fingerprints."""
+        """Return a short hash of all that changes the run's result; equal recipes have equal fingerprints."""
         fields = self.to_dict()
         for name in ("description", "baseline", "paper"):
             del fields[name]

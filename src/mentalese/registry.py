@@ -76,7 +76,7 @@ class Family:
 
 
 def load(reference: str) -> Any:
-    """The object that `module:attribute` names."""
+    """Return the object that `module:attribute` names."""
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -115,7 +115,7 @@ def import_families() -> list[ModuleType]:
 
 @cache
 def families() -> dict[str, Family]:
-    """All families by name, the built-in ones first."""
+    """Return all families by name, the built-in ones first."""
     found = [module.FAMILY for module in import_families()]
     names = [family.name for family in found]
     for name in names:
@@ -126,7 +126,7 @@ def families() -> dict[str, Family]:
 
 @cache
 def recipes() -> dict[str, Recipe]:
-    """All recipes by `prefix/name`, in the order in which their families declare them."""
+    """Return all recipes by `prefix/name`, in the order in which their families declare them."""
     found: dict[str, Recipe] = {}
     for name in (*families(), *COLLECTIONS):
         for recipe in recipes_of(name):
@@ -143,7 +143,7 @@ def recipes_of(name: str) -> list[Recipe]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe called `name`; raises `InputError` with the nearest name where there is none."""
+    """Return the recipe called `name`; raises `InputError` with the nearest name where there is none."""
     known = recipes()
     if not isinstance(name, str):
         raise InputError(f"a recipe's name is {name!r}: use text, e.g. 'gpt2/tiny'")

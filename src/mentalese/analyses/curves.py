@@ -13,7 +13,8 @@ from mentalese.formatting import by_next_token
 
 def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Validation perplexity and training loss, of the next token, against tokens; for runs of questions, accuracy
-    against steps."""
+    against steps.
+    """
     results = [read_result(path) for path in paths]
     metrics = [metric_of(result["test"]) for result in results]
     if len(set(metrics)) > 1:

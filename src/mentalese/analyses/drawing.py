@@ -47,14 +47,14 @@ class Figure:
 
 
 def only_path(paths: Sequence[str], figure: str) -> str:
-    """The path of a figure of one model; raises `InputError` for several."""
+    """Return the path of a figure of one model; raises `InputError` for several."""
     if len(paths) != 1:
         raise InputError(f"the figure {figure} shows one model, and {len(paths)} were given: use one path")
     return paths[0]
 
 
 def read_result(path: str) -> dict[str, Any]:
-    """A `result.json`, named by itself or by the folder of its run."""
+    """Return a `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
     if not file.exists():
         raise InputError(f"{file} does not exist: use a result.json, or the folder of a finished run")
@@ -65,7 +65,7 @@ def read_result(path: str) -> dict[str, Any]:
 
 
 def read_run(path: str) -> list[dict[str, Any]]:
-    """The records of a run's `metrics.jsonl`; the run may still be training."""
+    """Return the records of a run's `metrics.jsonl`; the run may still be training."""
     from mentalese.training.tracking import read_metrics
 
     file = Path(path) / "metrics.jsonl"
@@ -75,13 +75,13 @@ def read_run(path: str) -> list[dict[str, Any]]:
 
 
 def best_step(records: list[dict[str, Any]]) -> int:
-    """The step with the lowest validation perplexity; the last step of a run without validations."""
+    """Return the step with the lowest validation perplexity; the last step of a run without validations."""
     validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
     return min(validated)[1] if validated else records[-1]["step"]
 
 
 def in_rows(saved: Saved, longest: int | None = None) -> Saved:
-    """A model of text that reads rows of the length used in training (at most `longest`) which do not overlap.
+    """Return a model of text that reads rows of the length used in training (at most `longest`) which do not overlap.
 
     Raises:
         InputError: a model trained on another layout.
@@ -117,7 +117,7 @@ def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> 
 
 
 def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
-    """A matplotlib figure of `width` by `height` inches, and its axes [rows, columns]."""
+    """Return a matplotlib figure of `width` by `height` inches, and its axes [rows, columns]."""
     from matplotlib.figure import Figure as Canvas
 
     picture = Canvas(figsize=(width, height), layout="constrained")
@@ -135,7 +135,7 @@ def footnote(picture: Any, text: str) -> None:
 
 
 def drawable(text: str, width: int, family: str | None = None) -> str:
-    """A text on one line of `width` characters, with � for what the font (of this family) cannot draw."""
+    """Return a text on one line of `width` characters, with � for what the font (of this family) cannot draw."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     signs = get_font(findfont(FontProperties(family=family))).get_charmap()
@@ -145,7 +145,7 @@ def drawable(text: str, width: int, family: str | None = None) -> str:
 
 
 def drawable_token(token: str) -> str:
-    """A token's text with visible white space; a dot is a space."""
+    """Return a token's text with visible white space; a dot is a space."""
     return drawable(token.replace(" ", "·"), 12)
 
 

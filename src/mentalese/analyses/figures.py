@@ -69,7 +69,7 @@ def write_figure(
     source: str | None = None,
     documents: int | None = None,
 ) -> dict[str, Any]:
-    """Draws a figure into `out` and writes its numbers next to it, as JSON; returns these.
+    """Draw a figure into `out` and writes its numbers next to it, as JSON; returns these.
 
     Args:
         name: one of `figures()`.
@@ -125,7 +125,7 @@ def joined_lines(svg: str) -> str:
 
 
 def _check_numbers(out: Path) -> None:
-    """Raises `InputError` if a figure's numbers would replace a file that is not another figure's."""
+    """Raise `InputError` if a figure's numbers would replace a file that is not another figure's."""
     path = out.with_suffix(".json")
     try:
         free = not path.exists() or "figure" in read_json(path)

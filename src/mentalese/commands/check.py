@@ -113,7 +113,7 @@ def find(what: str) -> tuple[dict[str, Family], Path | None]:
 
 
 def _modules(path: Path) -> tuple[list[str], Path | None]:
-    """The modules of a package's folder, of a family's own folder or file, and where they are imported from."""
+    """Return the modules of a package's folder, of a family's own folder or file, and where they are imported from."""
     path = path.resolve()
     if path.suffix == ".py" and path.is_file():
         return ([path.parent.name], path.parents[1]) if path.stem == "__init__" else ([path.stem], path.parent)
@@ -148,7 +148,7 @@ def _declared(module: str) -> Family:
 
 
 def _declare(folder: Path, found: dict[str, Family]) -> None:
-    """Makes the entry points that an installed package would have, for families that are not registered."""
+    """Make the entry points that an installed package would have, for families that are not registered."""
     lines = [f"{family.name} = {module}\n" for module, family in found.items() if family.name not in families()]
     if lines:
         info = folder / "mentalese_check-0.dist-info"
@@ -181,7 +181,7 @@ def _pytest(folder: Path, what: str, root: Path | None, only: str | None) -> tup
 
 
 def read_outcomes(report: Path) -> list[Outcome]:
-    """The tests in a JUnit report of pytest, in their order."""
+    """Return the tests in a JUnit report of pytest, in their order."""
     if not report.is_file():
         return []
     outcomes = []

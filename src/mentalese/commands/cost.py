@@ -59,7 +59,7 @@ class Cost:
 
 
 def table_cost(recipe: Recipe) -> Cost | None:
-    """The cost of a run; `None` if it depends on the text."""
+    """Return the cost of a run; `None` if it depends on the text."""
     layout, vocabulary = recipe.layout, _vocabulary(recipe)
     if type(layout) is not Packed or vocabulary is None:
         return None
@@ -80,7 +80,7 @@ class Row:
     @staticmethod
     @cache
     def of(model: str, vocabulary: int, length: int) -> Row:
-        """A row of this length for a recipe's `model` section, as JSON."""
+        """Return a row of this length for a recipe's `model` section, as JSON."""
         empty = _empty(json.loads(model), vocabulary)
         ids = torch.zeros(1, length, dtype=torch.long)
         batch: Batch = {"input_ids": ids, "labels": ids}
@@ -88,7 +88,7 @@ class Row:
 
 
 def _empty(fields: dict[str, Any], vocabulary: int) -> LanguageModel:
-    """A model without memory for its weights."""
+    """Return a model without memory for its weights."""
     values = {"vocab_size": vocabulary} | fields
     config = config_class(values.pop("model_type"))(**values)
     with torch.device("meta"):

@@ -158,7 +158,7 @@ def _evaluation_flops(run: Run) -> float | None:
 
 
 def largest_batch(plan: Plan) -> tuple[Batch, int]:
-    """The largest micro-batch of a run's first and last step, and its step: phases may make rows longer."""
+    """Return the largest micro-batch of a run's first and last step, and its step: phases may make rows longer."""
     micro_batches = range(plan.recipe.train.gradient_accumulation_steps)
     steps = dict.fromkeys((0, plan.total_steps - 1))
     batches = [(plan.batch(step, 0, 1, micro), step) for step in steps for micro in micro_batches]
@@ -181,7 +181,8 @@ def kept_bytes(run: Run) -> int:
 
 def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
     """FLOPs per second of the recipe's first steps on this machine, what a forward pass keeps, and the peak memory of
-    the steps, in bytes."""
+    the steps, in bytes.
+    """
     parallel = setup(recipe.train.device)
     try:
         run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts

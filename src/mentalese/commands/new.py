@@ -73,7 +73,7 @@ def _check_name(name: str) -> None:
 
 
 def _exists(module: str) -> bool:
-    """Whether there is such a module, without importing it or anything heavy above it."""
+    """Return whether there is such a module, without importing it or anything heavy above it."""
     parent, _, last = module.rpartition(".")
     if not parent:
         return importlib.util.find_spec(module) is not None

@@ -86,7 +86,7 @@ def _check_name(repo: str) -> None:
 
 
 def _upload(folder: Path, repo: str, private: bool) -> str:
-    """Uploads all files in one commit; returns the address of the repository."""
+    """Upload all files in one commit; returns the address of the repository."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 

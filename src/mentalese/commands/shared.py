@@ -41,7 +41,7 @@ class ResultOptions:
     json: bool = False
 
     def open(self) -> Saved:
-        """The model of the command.
+        """Return the model of the command.
 
         Raises:
             InputError: what `load` refuses, or fast steps for a model that takes none.
@@ -57,14 +57,14 @@ class ResultOptions:
         return saved
 
     def check(self) -> None:
-        """Raises `InputError` for a result or a config that could not be used."""
+        """Raise `InputError` for a result or a config that could not be used."""
         check_place(self.out, "--out")
         config_fields(self.config)
 
     def report(
         self, results: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], about: str = ""
     ) -> None:
-        """Saves the results, and prints them as JSON, or the rows as a table and a line about it."""
+        """Save the results, and prints them as JSON, or the rows as a table and a line about it."""
         if self.out is not None:
             write_json(self.out, results)
         if self.json:
@@ -87,7 +87,7 @@ def text_read(result: dict[str, Any]) -> str:
 
 
 def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """All numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
+    """Yield all numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
 
     Subsets are only in the file; of a protocol only the estimator is shown, unless it is `exact`.
     """
@@ -103,14 +103,14 @@ def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def device() -> Any:
-    """The device that a command without a recipe runs on."""
+    """Return the device that a command without a recipe runs on."""
     from mentalese.training.parallel import setup
 
     return setup("auto").device
 
 
 def read_text(path: Path) -> str:
-    """The text of the file in `--file`."""
+    """Return the text of the file in `--file`."""
     try:
         return path.read_text(encoding="utf-8-sig")  # without the mark that some editors begin a text with
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def read_text(path: Path) -> str:
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:
-    """The text of `--text` or `--file`; `None` without either."""
+    """Return the text of `--text` or `--file`; `None` without either."""
     if text is not None and file is not None:
         raise InputError("--text and --file are both given: use one of them")
     return text if file is None else read_text(file)

@@ -60,7 +60,8 @@ def run(words: list[str]) -> None:
 
 def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
     """Section -> field -> `value`, `default`, `baseline` (if there is one), `differs_from_default`,
-    `differs_from_baseline` and `doc`. A model inside the model is a section of its own."""
+    `differs_from_baseline` and `doc`. A model inside the model is a section of its own.
+    """
     twin = recipes().get(recipe.baseline or "")
     fields = _model(recipe.model, twin.model if twin else {}, "model")
     for section, config in sections(recipe).items():

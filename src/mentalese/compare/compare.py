@@ -88,7 +88,7 @@ def compare(
     show: bool = True,
     train: Callable[..., RunResult] = loop.train,
 ) -> dict[str, Any]:
-    """Trains and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
+    """Train and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
 
     Args:
         recipes: the first one sets the budget, and is the baseline of those whose own is not among them.
@@ -157,7 +157,7 @@ def _train(
     seeds: int,
     run: Callable[[Sequence[Job], Then], list[Result]],
 ) -> tuple[list[Recipe], list[list[RunResult]]]:
-    """Every recipe as it is reported, and the results of its seeds.
+    """Return every recipe as it is reported, and the results of its seeds.
 
     Once a recipe is tuned, its seeds run next to the trials of the others; no recipe waits for another.
     """
@@ -197,7 +197,7 @@ def _train(
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:
-    """Sets a recipe's length so that it costs what the first one does, over seeds the median.
+    """Set a recipe's length so that it costs what the first one does, over seeds the median.
 
     The first one keeps its own length, unless a tuned field can change its cost.
     """

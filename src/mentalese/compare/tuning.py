@@ -70,7 +70,7 @@ class Tuned:
     extensions: int = 0
 
     def jobs(self) -> list[Job]:
-        """The pending trials, with a seed that is not reported."""
+        """Return the pending trials, with a seed that is not reported."""
         jobs = []
         for settings in self.pending:
             recipe = _with_seed(self.fit(with_settings(self.base, settings)), self.base.train.seed + SEED)
@@ -79,7 +79,7 @@ class Tuned:
         return jobs
 
     def add(self, results: Sequence[RunResult | None]) -> None:
-        """Keeps the results of `jobs`; `None` is one that diverged.
+        """Keep the results of `jobs`; `None` is one that diverged.
 
         Raises:
             FloatingPointError: no trial has a finite loss.
@@ -113,7 +113,7 @@ class Tuned:
         return _with_seed(self.best.recipe, self.base.train.seed)
 
     def set_aside(self, folder: Path, seed: int) -> None:
-        """Renames the run in `folder` if it has a setting that was the best one when others were tried."""
+        """Rename the run in `folder` if it has a setting that was the best one when others were tried."""
         if same_run(_with_seed(self.best.recipe, seed), folder):
             return
         for settings, recipe in self._reported(folder):
@@ -143,7 +143,8 @@ class Tuned:
 
     def beyond(self) -> Iterator[tuple[str, str]]:
         """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the
-        lowest or highest one tried."""
+        lowest or highest one tried.
+        """
         best = self.best.settings
         for name, text in best.items():
             if members(field_type(self.base, name.split("."))) != (float,):
@@ -166,7 +167,7 @@ class Tuned:
         ]
 
     def _tried(self, name: str) -> list[float]:
-        """The values of a number that were tried, in order; empty for a field that is none."""
+        """Return the values of a number that were tried, in order; empty for a field that is none."""
         if not {int, float} & {*members(field_type(self.base, name.split(".")))}:
             return []
         return sorted({value for trial in self.trials if (value := number_of(trial.settings[name])) is not None})
@@ -204,7 +205,7 @@ def parse(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def grid(recipe: Recipe, fields: Mapping[str, Sequence[str]]) -> list[Settings]:
-    """All combinations of values.
+    """Return all combinations of values.
 
     Raises:
         InputError: the recipe has no such field, a value is of another type, or two combinations are one run; the
@@ -224,7 +225,7 @@ def grid(recipe: Recipe, fields: Mapping[str, Sequence[str]]) -> list[Settings]:
 
 
 def with_settings(recipe: Recipe, settings: Settings) -> Recipe:
-    """The recipe with tuned fields set; raises `InputError`, which names it."""
+    """Return the recipe with tuned fields set; raises `InputError`, which names it."""
     try:
         return override(recipe, *(f"{name}={value}" for name, value in settings.items()))
     except InputError as error:
@@ -236,12 +237,12 @@ def _with_seed(recipe: Recipe, seed: int) -> Recipe:
 
 
 def name_of(settings: Settings) -> str:
-    """Settings in words."""
+    """Return settings in words."""
     return ",".join(f"{name}={value}" for name, value in settings.items())
 
 
 def number_of(text: str) -> float | None:
-    """The number that a value is; `None` for one that is none."""
+    """Return the number that a value is; `None` for one that is none."""
     try:
         return float(text)
     except ValueError:

@@ -15,5 +15,5 @@ if rows are padded, and whatever else a layout adds (`question_lengths` [batch] 
 
 
 def to_device(batch: Batch, device: str | torch.device) -> Batch:
-    """The batch with its tensors on `device`; a GPU is not waited for."""
+    """Return the batch with its tensors on `device`; a GPU is not waited for."""
     return {k: send(v, device) if isinstance(v, Tensor) else v for k, v in batch.items()}

@@ -144,13 +144,13 @@ class EvaluationConfig:
         return min(available, self.max_documents or available)
 
     def of_one_text(self) -> EvaluationConfig:
-        """The same for a text by itself: how documents are joined, and how many are scored, is of splits."""
+        """Return the same for a text by itself: how documents are joined, and how many are scored, is of splits."""
         alone = dataclasses.replace(self, max_documents=None)
         # The stride of joined documents belongs to them.
         return dataclasses.replace(alone, joined=False, stride=None) if self.joined else alone
 
     def of_test(self) -> EvaluationConfig:
-        """The same for the test split after training."""
+        """Return the same for the test split after training."""
         seed = None if self.max_test_documents is None else self.documents_seed
         return dataclasses.replace(self, max_documents=self.max_test_documents, documents_seed=seed)
 

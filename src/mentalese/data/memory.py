@@ -107,6 +107,7 @@ def _same_rows(split: str, items: Any, content: str) -> Iterator[Row]:
 
 def text_fields(row: Mapping[str, Any]) -> bytes:
     """Return a line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and
-    fields that are missing."""
+    fields that are missing.
+    """
     texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

@@ -29,7 +29,8 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
 
 def length_of_few(paths: Iterable[Path]) -> int | None:
     """Count the characters of a text with too few documents for training, validation and test; `None` if it has
-    enough. No document is held in memory."""
+    enough. No document is held in memory.
+    """
     documents = characters = 0
     for path in paths:
         inside = False

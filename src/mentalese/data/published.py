@@ -134,7 +134,8 @@ def _hotpotqa(row: Columns) -> Document:
 
 def _clutrr(row: Columns) -> Document:
     """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`), a query, a
-    pair of them, and a target, how the second is related to the first."""
+    pair of them, and a target, how the second is related to the first.
+    """
     story, pair = row["story"].strip(), _QUERY.fullmatch(row["query"].strip())
     if pair is None or not all(f"[{pair[name]}]" in story for name in ("of", "who")):
         raise ValueError(f"the query is {row['query']!r}, where two names of the story belong, ('Ann', 'Bob')")

@@ -53,7 +53,8 @@ def answer_text(answer: Any) -> str:
 
 def steps_of(solution: str) -> list[str]:
     """Return the steps of a written solution: its equations `<<..>>` if it has nothing else, else its lines, or the
-    sentences of its only line."""
+    sentences of its only line.
+    """
     equations = EQUATION.findall(solution)
     if equations and not EQUATION.sub("", solution).strip():
         return equations

@@ -30,7 +30,7 @@ class Split:
     beginning: int = 0
 
     def select(self, documents: np.ndarray) -> Split:
-        """The documents of this mask, bool [n]; a copy in memory."""
+        """Return the documents of this mask, bool [n]; a copy in memory."""
         tokens, segments = np.diff(self.documents), np.diff(self.document_segments)
         kept = np.repeat(documents, segments)
         starts = [0]
@@ -44,11 +44,11 @@ class Split:
         )
 
     def segment(self, number: int) -> np.ndarray:
-        """The tokens of a segment, int64 [length]."""
+        """Return the tokens of a segment, int64 [length]."""
         return self.tokens[self.segments[number] : self.segments[number + 1]].astype("int64")
 
     def head(self, tokens: int) -> Split:
-        """The first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
+        """Return the first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
         count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
         segments = int(self.document_segments[count])
         return Split(

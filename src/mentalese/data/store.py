@@ -56,7 +56,7 @@ class TokenStore:
 
 
 def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
-    """Opens a prepared folder; arrays stay on disk.
+    """Open a prepared folder; arrays stay on disk.
 
     Args:
         verify: read every file once and compare it with its checksum.
@@ -97,7 +97,7 @@ def prepare(
     whole: bool = False,
     show: bool = True,
 ) -> tuple[TokenStore, PreTrainedTokenizerFast]:
-    """The token store and the tokenizer that `config` asks for; reused if inputs and settings are the same.
+    """Return the token store and the tokenizer that `config` asks for; reused if inputs and settings are the same.
 
     `store:FOLDER` as the source opens a prepared folder, which brings its own tokenizer.
 
@@ -163,7 +163,7 @@ def _say_once(remark: str) -> None:
 
 
 def _fitting(store: TokenStore, layout: Layout) -> TokenStore:
-    """The store without the documents that the layout leaves out; `meta["left_out"]` counts them by split."""
+    """Return the store without the documents that the layout leaves out; `meta["left_out"]` counts them by split."""
     masks = {name: layout.fitting(split) for name, split in store.splits.items()}
     left_out = {name: int((~mask).sum()) for name, mask in masks.items() if mask is not None and not mask.all()}
     if not left_out:
@@ -182,7 +182,7 @@ def _fitting(store: TokenStore, layout: Layout) -> TokenStore:
 
 
 def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
-    """Raises `InputError` if texts are to be read as questions."""
+    """Raise `InputError` if texts are to be read as questions."""
     if layout.questions and kind != "records":
         raise InputError(
             f"layout is {layout.kind!r}: {config.source} contains texts; use rows with question, steps and answer, or "
@@ -191,7 +191,7 @@ def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
 
 
 def _check_parts(store: TokenStore, config: DataConfig, layout: Layout) -> None:
-    """Raises `InputError` if records, whose parts are not cut, are to be read as sentences and are too long."""
+    """Raise `InputError` if records, whose parts are not cut, are to be read as sentences and are too long."""
     cap = config.max_sentence_tokens
     if layout.sequential and store.meta["kind"] == "records":
         longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
@@ -235,7 +235,7 @@ def report(store: TokenStore, *, sentences: bool) -> list[str]:
 
 
 def source_fingerprint(config: DataConfig) -> str:
-    """A hash of the text that `config` names, without preparing it."""
+    """Return a hash of the text that `config` names, without preparing it."""
     if config.source.startswith("store:"):
         return open_store(config.source.removeprefix("store:")).meta["source_fingerprint"]
     return opened_source(config).fingerprint
@@ -243,7 +243,8 @@ def source_fingerprint(config: DataConfig) -> str:
 
 def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
     """`tokenizer_fingerprint` of the tokenizer in the folder that `config` names, which may be replaced; `None`: it
-    names none, or the folder has gone."""
+    names none, or the folder has gone.
+    """
     stored = config.source.startswith("store:")
     path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
     if not Path(path).is_dir():  # bpe:SIZE follows from the text
@@ -252,14 +253,14 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
 
 
 def tokenizer_name(config: DataConfig) -> str:
-    """The tokenizer that the text of `config` is in, as it was asked for: a prepared folder brings its own."""
+    """Return the tokenizer that the text of `config` is in, as it was asked for: a prepared folder brings its own."""
     if config.source.startswith("store:"):
         return str(open_store(config.source.removeprefix("store:"), verify=False).meta["tokenizer"])
     return config.tokenizer
 
 
 def source_name(config: DataConfig) -> str:
-    """The source of the text of `config`, also if that is in a prepared folder."""
+    """Return the source of the text of `config`, also if that is in a prepared folder."""
     if config.source.startswith("store:"):
         return str(open_store(config.source.removeprefix("store:"), verify=False).meta["source"])
     return config.source
@@ -326,7 +327,7 @@ def _write_split(
     around: tuple[list[int], int],
     dtype: np.dtype,
 ) -> dict[str, int]:
-    """Writes a split; `around`: the tokens before each document, and the one after it."""
+    """Write a split; `around`: the tokens before each document, and the one after it."""
     first, end = around
     counts = dict.fromkeys(("documents", "segments", "tokens", "bytes", "cut_sentences", "merged_sentences"), 0)
     folder.mkdir()

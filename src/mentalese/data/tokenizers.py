@@ -287,7 +287,8 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 def continuing(backend: Tokenizer) -> Tokenizer:
     """Return a backend for text that continues another: without the space that some, such as Llama 2's, put before a
-    text; the same object if it puts none."""
+    text; the same object if it puts none.
+    """
     parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     steps = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
     without = {name: _without_prefix(step) for name, step in steps.items()}

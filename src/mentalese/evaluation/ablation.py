@@ -46,7 +46,7 @@ def has_own_thoughts(saved: Saved) -> bool:
 
 
 def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = False) -> dict[str, Any]:
-    """Scores a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
+    """Score a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
 
     Returns:
         `ablations`, a list of `Ablation`s as dictionaries, own thoughts first, without `swapped` where there is no
@@ -74,7 +74,7 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         raise InputError(f"{saved.path} answers questions and {saved.data.source} contains none: use another --data")
 
     def scores() -> tuple[np.ndarray, int | None]:
-        """A value per token [tokens], or per question, and the number of unfinished answers."""
+        """Return a value per token [tokens], or per question, and the number of unfinished answers."""
         if questions:
             answers = ask(saved, split, show=show)
             right = [record.correct for record in answers.records]

@@ -90,7 +90,7 @@ class AnswerRule:
 
 
 def number_in(text: str) -> Fraction | None:
-    """The number that a text is, `None` if it is something else.
+    """Return the number that a text is, `None` if it is something else.
 
     A number may have a sign (also U+2212), a decimal point, an exponent (5e3, 5 × 10^3), separated thousands, a sign of
     currency or percent and a full stop, and be a fraction (1/2, 1 1/2, ½). A comma separates thousands only.
@@ -109,7 +109,8 @@ FINAL_ANSWER = "the text after the last ###, without separators of thousands"
 
 def final_answer(text: str) -> str:
     """The answer in a text: everything after the last `###`, or else after the last `#` (Hao et al., "Coconut", 2024);
-    an answer itself may contain one, such as C#. Separators of thousands are removed."""
+    an answer itself may contain one, such as C#. Separators of thousands are removed.
+    """
     return _without_thousands(text.rpartition("###" if "###" in text else "#")[2]).strip()
 
 
@@ -120,7 +121,7 @@ FREE_ANSWER = (
 
 
 def free_answer(text: str, expected: str) -> str:
-    """The answer of a model that was not trained to end one.
+    """Return the answer of a model that was not trained to end one.
 
     It is read from the text up to an empty line, which ends a shot: what follows the longest run of `#`s, to the end of
     the line. If a number is expected, it is the first such number, or without any the last number of the text, written
@@ -149,7 +150,7 @@ def exact_match(answer: str, expected: str) -> bool:
 
 
 def f1(answer: str, expected: str) -> float:
-    """The F1 of the answers' words, normalised in the same way.
+    """Return the F1 of the answers' words, normalised in the same way.
 
     `yes`, `no` and `noanswer` are right or wrong as a whole (Yang et al., "HotpotQA", 2018).
     """
@@ -171,7 +172,7 @@ def _number_match(text: str) -> re.Match[str] | None:
 
 
 def _plain(text: str) -> str:
-    """A text with one kind of minus, and ½ as 1/2."""
+    """Return a text with one kind of minus, and ½ as 1/2."""
     text = text.translate(_MINUS_SIGNS)
     for character in set(text):
         if unicodedata.decomposition(character).startswith("<fraction>"):
@@ -192,7 +193,7 @@ def _same_number(one: Fraction, other: Fraction) -> bool:
 
 
 def _written(text: str) -> str | None:
-    """A number with digits, sign and point, or as a fraction; `None` for another text."""
+    """Return a number with digits, sign and point, or as a fraction; `None` for another text."""
     match = _number_match(text)
     if match is None:
         return None
@@ -233,7 +234,7 @@ def _longest_marks(text: str) -> list[str]:
 
 
 def _choice_in(text: str) -> str | None:
-    """The letter of a choice: B, (b), B., B) a dog, or `the answer is B`; `None` without one."""
+    """Return the letter of a choice: B, (b), B., B) a dog, or `the answer is B`; `None` without one."""
     whole, named = _CHOICE.fullmatch(text.strip()), _CHOICE_IN_TEXT.findall(text)
     if whole is None:
         return named[-1] if named else None

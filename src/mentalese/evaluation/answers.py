@@ -119,7 +119,7 @@ class Answers:
     protocol: dict[str, object]
 
     def write(self, path: Path) -> None:
-        """Writes each record as a line of JSON with its checksum, see `AnswerRecord`."""
+        """Write each record as a line of JSON with its checksum, see `AnswerRecord`."""
         lines = (json.dumps(sealed(dataclasses.asdict(record)), ensure_ascii=False) for record in self.records)
         write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -141,7 +141,7 @@ class Answers:
 def run(
     saved: Saved, options: AnswerOptions = GREEDILY, *, out: Path | None = None, show: bool = False
 ) -> dict[str, object]:
-    """Asks the questions of a split.
+    """Ask the questions of a split.
 
     Args:
         out: the files of the result, see `places`.
@@ -183,7 +183,8 @@ def run(
 
 def places(out: Path) -> list[Path]:
     """The files that `run` writes: the result, `NAME.json`, and the answers, `NAME.answers.jsonl`; if `out` ends in
-    `.jsonl`, it has the answers and is the only one."""
+    `.jsonl`, it has the answers and is the only one.
+    """
     return [out] if out.suffix == ".jsonl" else [out, out.with_name(f"{out.stem}.answers.jsonl")]
 
 
@@ -195,7 +196,7 @@ def ask(
     examples: Split | None = None,
     show: bool = False,
 ) -> Answers:
-    """A model's answers to the questions of a split.
+    """Return a model's answers to the questions of a split.
 
     The greedy answers do not depend on the batch size; sampled ones do. A model that was not trained on questions
     continues the question as text, see `free_answer`.
@@ -277,7 +278,7 @@ class _Found:
 
 
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[_Found]:
-    """The new text after each row."""
+    """Return the new text after each row."""
     new = saved.model.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
     found = []
@@ -291,7 +292,7 @@ def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str
 def _attempts(
     saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object], options: AnswerOptions
 ) -> list[list[str]]:
-    """The `options.attempts` further answers to each row."""
+    """Return the `options.attempts` further answers to each row."""
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}

@@ -122,7 +122,8 @@ class MentaleseLM(LM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each (context, options), up to the first of `options["until"]`; `unfinished` counts
-        the texts that end before any of these, at the limit of new tokens."""
+        the texts that end before any of these, at the limit of new tokens.
+        """
         texts, ends = [], _end_ids(self.saved.model)
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
@@ -143,7 +144,7 @@ class MentaleseLM(LM):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
-        """The likelihood of each continuation after its context; the context may be empty.
+        """Return the likelihood of each continuation after its context; the context may be empty.
 
         Only the continuation has labels. So a model whose likelihood is that of all its labels returns the conditional
         one, and a model that infers something from a text does so from the context.
@@ -191,7 +192,7 @@ class MentaleseLM(LM):
         return [scores[pair] for pair in pairs]
 
     def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The token ids and the labels of each pair, both int64 [length]."""
+        """Return the token ids and the labels of each pair, both int64 [length]."""
         check_prompts([context + continuation for context, continuation in pairs], whole_sentences=False)
         end = self.special_ids["sentence_end_token_id"] if self.layout.markers else None
         rows, labels = [], []
@@ -295,7 +296,7 @@ def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
 
 
 def _end_ids(model: PreTrainedModel) -> set[int]:
-    """The tokens that end a text of the model's."""
+    """Return the tokens that end a text of the model's."""
     ends = model.generation_config.eos_token_id
     return set() if ends is None else {*ends} if isinstance(ends, list) else {ends}
 

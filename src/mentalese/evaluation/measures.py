@@ -23,7 +23,7 @@ _MOVED = {
 
 
 def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
-    """The questions of the tasks that ask some: what can be refused before a model is opened is refused here.
+    """Return the questions of the tasks that ask some: what can be refused before a model is opened is refused here.
 
     Raises:
         InputError: an unknown task, an option that none of the tasks uses, or what `zero_shot.read` refuses.
@@ -48,7 +48,7 @@ def run(
     *,
     show: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Evaluates a model: `{task: result}`.
+    """Evaluate a model: `{task: result}`.
 
     Args:
         questions: what `read_tasks` read; `None`: read now.
@@ -70,14 +70,14 @@ def run(
 
 
 def _options_of(task: str) -> type | None:
-    """The options that a task uses; `None` if there are none."""
+    """Return the options that a task uses; `None` if there are none."""
     if task == "perplexity":
         return PerplexityOptions
     return TaskOptions if task in SETS else HubOptions if task.startswith(HUB) else None
 
 
 def _check_used(options: EvaluationOptions) -> None:
-    """Raises `InputError` for an option that is set and that none of the tasks uses."""
+    """Raise `InputError` for an option that is set and that none of the tasks uses."""
     used = {"tasks"}
     for task in options.tasks:
         users = _options_of(task)

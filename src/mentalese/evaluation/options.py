@@ -61,12 +61,13 @@ class TextOptions:
     split: Literal["train", "validation", "test", "all"] | None = None
 
     def read_by(self, saved: Saved) -> Saved:
-        """The model with this text."""
+        """Return the model with this text."""
         return saved.on(self.source, text_column=self.text_column, detokenizer=self.detokenizer)
 
     def part(self, *readers: Saved) -> str:
         """The split that models with this text read: a model's own text has been split, another file is read as a
-        whole."""
+        whole.
+        """
         from mentalese.data.sources import is_one_text
 
         if self.split is not None or self.source is None:

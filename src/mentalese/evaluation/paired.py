@@ -58,7 +58,7 @@ class PairedScores:
 def compare_scores(
     scores: np.ndarray, reference: np.ndarray, split: Split, *, positions: int = POSITIONS
 ) -> PairedScores:
-    """Compares two models' `token_scores` of one split.
+    """Compare two models' `token_scores` of one split.
 
     Args:
         scores, reference: [len(split.tokens)], NaN for the same tokens, those that are not scored.

@@ -9,7 +9,7 @@ from mentalese.models.saved import Saved
 
 
 def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = False) -> dict[str, object]:
-    """Scores a text, or a split of one.
+    """Score a text, or a split of one.
 
     Returns:
         `Perplexity.to_dict()` with the number of `documents`, and `split`, `source`, `detokenizer` and `data_hash` of
@@ -40,7 +40,7 @@ def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = 
 
 
 def _with_protocol(saved: Saved, options: PerplexityOptions) -> Saved:
-    """The model with the text, stage, latents and protocol of the options."""
+    """Return the model with the text, stage, latents and protocol of the options."""
     saved = options.read_by(saved).at(options.stage, options.latents)
     changes: dict[str, object] = {"max_documents": options.documents, "context_length": options.context_length}
     changes = {name: value for name, value in changes.items() if value is not None}

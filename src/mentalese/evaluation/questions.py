@@ -25,13 +25,15 @@ from mentalese.values import shown
 
 def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[Split]) -> int:
     """New tokens that an answer may have: those of the protocol, or as many as the longest steps and answer of the
-    splits have, if these are more."""
+    splits have, if these are more.
+    """
     return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
 
 
 def check_room(saved: Saved, split: Split) -> None:
-    """Raises `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
-    context."""
+    """Raise `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
+    context.
+    """
     batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
     longest = next(batches)["input_ids"].shape[1]
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
@@ -136,7 +138,7 @@ class QuestionPrompts:
         return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
     def _shots(self) -> list[str]:
-        """The examples before each question, an empty line after each example."""
+        """Return the examples before each question, an empty line after each example."""
         examples, shots, context = self.examples, self.options.shots, self.context
         if examples is None:
             raise InputError(f"shots is {shots}: the source has no train split to draw them from; remove it")
@@ -182,5 +184,5 @@ class QuestionPrompts:
 
 
 def _alike(question: str) -> str:
-    """A question without capitals, and with single spaces."""
+    """Return a question without capitals, and with single spaces."""
     return " ".join(question.casefold().split())

@@ -42,7 +42,7 @@ NAMES = (
 
 
 def single_token_names(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The names of `NAMES` that are one token after a word, with its id."""
+    """Return the names of `NAMES` that are one token after a word, with its id."""
     before = tokenizer("He is", add_special_tokens=False)["input_ids"]
     ids = {}
     for name in NAMES:
@@ -98,7 +98,7 @@ def reversal_scores(
 
 
 def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str, object]:
-    """The father-son probe with every name of `NAMES` that the tokenizer has as one token.
+    """Return the father-son probe with every name of `NAMES` that the tokenizer has as one token.
 
     Returns:
         `names`, `pairs`, `prompts`, and for `normal` and `reversed`: `target_nll` and `distractor_nll` in nats,

@@ -70,7 +70,7 @@ def open_judge(options: SampleOptions, device: str | torch.device | None = None)
 
 
 def as_judge(saved: Saved) -> Saved:
-    """The model reading each sample as a document of its own, in windows of at most 1,024 tokens."""
+    """Return the model reading each sample as a document of its own, in windows of at most 1,024 tokens."""
     return dataclasses.replace(
         saved,
         data=DataConfig(),
@@ -217,7 +217,7 @@ def _sampled(
     *,
     draws: int = 1,
 ) -> tuple[Tensor, dict[str, float]]:
-    """New tokens [draws * prompts, tokens], draw by draw, with their entropy and the speed."""
+    """Return new tokens [draws * prompts, tokens], draw by draw, with their entropy and the speed."""
     model, pad = saved.model, saved.layout.special_ids(saved.tokenizer)["pad_token_id"]
     new: list[Tensor] = []
     count = len(prompts["input_ids"])
@@ -252,13 +252,13 @@ def _whole_distribution(model: PreTrainedModel, pad: int, temperature: float, de
 
 
 def _between_ends(ids: Sequence[int], end: int) -> list[list[int]]:
-    """The tokens between ends of documents."""
+    """Return the tokens between ends of documents."""
     parts = groupby(ids, key=lambda token: token == end)
     return [list(part) for is_end, part in parts if not is_end]
 
 
 def _continuation(prompt: list[int], new: list[int], end: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """New tokens as the text that follows a prompt's, documents apart."""
+    """Return new tokens as the text that follows a prompt's, documents apart."""
     pieces = _between_ends(new, end)
     texts = [decode(piece, tokenizer) for piece in pieces]
     if new[0] != end:
@@ -269,7 +269,7 @@ def _continuation(prompt: list[int], new: list[int], end: int, tokenizer: PreTra
 def _beginnings(
     split: Split, tokenizer: PreTrainedTokenizerBase, options: SampleOptions, tokens: int
 ) -> tuple[list[str], list[str]]:
-    """The first tokens of documents that are long enough, and the same with those that follow."""
+    """Return the first tokens of documents that are long enough, and the same with those that follow."""
     length = options.prompt_tokens + tokens
     long_enough = np.flatnonzero(np.diff(split.documents) - split.beginning > length)
     count = options.samples or min(1000, len(long_enough))
@@ -297,7 +297,7 @@ def token_entropy(ids: Tensor) -> float:
 
 
 def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
-    """The perplexity under the judge, per token of its own, of texts after their prompts: (prompt, text).
+    """Return the perplexity under the judge, per token of its own, of texts after their prompts: (prompt, text).
 
     Each pair is read as a document of its own. If it is longer than the judge reads at once, it is read in windows of
     half context and half new tokens. `None` if there is no text.

@@ -51,7 +51,7 @@ class PowerLaw:
         return (self.scale / x) ** self.exponent
 
     def inverse(self, loss: float) -> float:
-        """The x at which the law has this loss."""
+        """Return the x at which the law has this loss."""
         return self.scale / loss ** (1 / self.exponent)
 
 
@@ -120,7 +120,7 @@ def multiplier(x: float, law: PowerLaw, reference: PowerLaw) -> Multiplier:
 
 
 def _interval(x: float, law: PowerLaw, reference: PowerLaw) -> Interval | None:
-    """The u = log x_ref at which the reference's line may be as high as the other at log x.
+    """Return the u = log x_ref at which the reference's line may be as high as the other at log x.
 
     Those are the roots of (y - slope u)^2 = t^2 s^2 (1/n' + v'^2/V' + 1/n + u^2/V), with y measured from the
     reference's mean loss, u and v' from the centres of the two fits.

@@ -12,7 +12,8 @@ import numpy as np
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """`mean`, `min`, `max` and `std` (of a sample: divided by n - 1; 0 for a single value, infinite if one of several
-    is)."""
+    is).
+    """
     std = 0.0 if len(values) == 1 else math.inf if math.inf in values else statistics.stdev(values)
     return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
 
@@ -44,7 +45,7 @@ class PairedTest:
 
 
 def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: float = 0.0) -> PairedTest:
-    """Tests pairs that share a seed (Student 1908); takes at least two pairs.
+    """Test pairs that share a seed (Student 1908); takes at least two pairs.
 
     Args:
         step: what values are whole multiples of, such as one question of an accuracy. Differences scatter by at least
@@ -88,7 +89,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 def bootstrap_pairs(
     values: np.ndarray, *, confidence: float = 0.95, samples: int = 2_000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """An interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
+    """Return an interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
 
     Pairs that share a unit are not independent, so units are drawn with replacement and bring all pairs among them.
 
@@ -138,7 +139,7 @@ def bootstrap_ratio(
 
 
 def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
-    """The same of the mean over questions, from `least` to `most`.
+    """Return the same of the mean over questions, from `least` to `most`.
 
     Where all questions have one value the bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may
     have another value, which is one unit away (Clopper and Pearson, 1934).

@@ -32,7 +32,7 @@ __all__ = {names}
 
 
 def write_module(folder: Path, name: str, *classes: type) -> Path:
-    """Writes the module `name` that names these classes, and returns its path."""
+    """Write the module `name` that names these classes, and returns its path."""
     imports = (f"from {cls.__module__} import {cls.__name__}" for cls in classes)
     names = ", ".join(f'"{cls.__name__}"' for cls in classes)
     path = folder / f"{name}.py"

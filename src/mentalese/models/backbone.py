@@ -22,7 +22,7 @@ def takes_pairs(config: Any) -> bool:
 def attention_masks(
     config: Any, mask: Tensor, positions: Tensor, start: int, dtype: torch.dtype, end: int | None = None
 ) -> Any:
-    """The `attention_mask` of a decoder, with windows that count a row's tokens instead of columns.
+    """Return the `attention_mask` of a decoder, with windows that count a row's tokens instead of columns.
 
     It is made of pairs where the decoder takes that: transformers waits for a GPU to know whether one of columns has
     padding.
@@ -66,7 +66,7 @@ def attention_masks(
 
 
 def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
-    """A decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
+    """Return a decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
     Args:
         attn_implementation: the one that was asked for; `None`: what transformers takes for this decoder.
@@ -94,7 +94,7 @@ def build_decoder(where: str, config: Any, attn_implementation: str | None = Non
 
 
 def check_head(model: PreTrainedModel) -> None:
-    """Raises `InputError` if logits are more than the output embedding applied to the last hidden state."""
+    """Raise `InputError` if logits are more than the output embedding applied to the last hidden state."""
     head = model.get_output_embeddings()
     caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
     capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]
@@ -107,7 +107,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder's layers, wherever it keeps them: the modules that gradient checkpointing takes one by one."""
+    """Return the decoder's layers, wherever it keeps them: the modules that gradient checkpointing takes one by one."""
     return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
@@ -121,7 +121,8 @@ def linear_weights(model: nn.Module) -> int:
 
 def _experts(block: nn.Module) -> int:
     """Weights that multiply a token in a block of experts, which are one tensor [experts, out, in], and in its router;
-    0 for any other module."""
+    0 for any other module.
+    """
     experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
     if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
         return 0

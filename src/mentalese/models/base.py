@@ -108,7 +108,7 @@ class LanguageModel(_Module):
         return self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module] | None:
-        """The modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
+        """Return the modules for `torch.compile` to take, if a whole step changes shape with its batch; else `None`."""
         return None
 
     def compile_parts(self, **options: Any) -> bool:
@@ -143,7 +143,7 @@ class LanguageModel(_Module):
         return weight
 
     def loss_head(self) -> Tensor | nn.Module:
-        """The output head as losses need it: the weight matrix, or the module if it has an adapter."""
+        """Return the output head as losses need it: the weight matrix, or the module if it has an adapter."""
         return matrix_or_module(self.get_output_embeddings())
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
@@ -155,11 +155,12 @@ class LanguageModel(_Module):
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
         """The settings of `training_loss` that phases may change, each with its least and its largest value; checked
-        before a run starts."""
+        before a run starts.
+        """
         return {}
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The mean next-token cross-entropy of a batch, in nats.
+        """Return the mean next-token cross-entropy of a batch, in nats.
 
         Args:
             batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
@@ -187,7 +188,8 @@ class LanguageModel(_Module):
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The weighted mean cross-entropy in nats of `labels` [batch, length] under `hidden` [batch, length, hidden],
-        and the sum of the weights; `weights` [batch, length], `None`: all 1."""
+        and the sum of the weights; `weights` [batch, length], `None`: all 1.
+        """
         labels = labels[:, 1:].reshape(-1)
         weights = None if weights is None else weights[:, 1:].reshape(-1)
         counted = (labels != IGNORED).to(torch.float32)
@@ -204,7 +206,7 @@ class LanguageModel(_Module):
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
 
     def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
-        """The terms whose sum is `token_nll`, by name, each [batch, length] in nats; a bound has more than one.
+        """Return the terms whose sum is `token_nll`, by name, each [batch, length] in nats; a bound has more than one.
 
         Args:
             scoring: keywords of `token_nll`.
@@ -212,16 +214,17 @@ class LanguageModel(_Module):
         return {"nll": self.token_nll(batch, **scoring)}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """The labels [batch, length] that an estimator scores, -100 elsewhere: all but those of position 0."""
+        """Return the labels [batch, length] that an estimator scores, -100 elsewhere: all but those of position 0."""
         return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """Settings of the model that a score by this estimator depends on, in words and numbers to publish."""
+        """Return settings of the model that a score by this estimator depends on, in words and numbers to publish."""
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
         """Keywords of `token_nll` for labels that follow a known text (questions and choices), and must not be read
-        before they are scored."""
+        before they are scored.
+        """
         return {}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -235,7 +238,7 @@ class LanguageModel(_Module):
 
     @torch.no_grad()
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """A trace per row of a text, with what a model without thoughts has: `text_traces`.
+        """Return a trace per row of a text, with what a model without thoughts has: `text_traces`.
 
         A model that reads in both directions has no prediction of its own for each token: its `surprisal` is
         `token_nll`, and it has no more.
@@ -326,7 +329,7 @@ class DecoderLM(LanguageModel):
         return layers_of(self)
 
     def forward_flops(self, batch: Batch) -> int:
-        """Every linear map once per token, attention in full over the row, the head once per token."""
+        """Return every linear map once per token, attention in full over the row, the head once per token."""
         rows, length = batch["input_ids"].shape
         return 2 * rows * length * (self._weights + 2 * length * attention_width(self.config))
 
@@ -341,13 +344,13 @@ class DecoderLM(LanguageModel):
 
 @cache
 def _with_interface(kind: Any) -> type[DecoderLM]:
-    """The subclass of a class of transformers that has the interface; to other tools it is the class itself."""
+    """Return the subclass of a class of transformers that has the interface; to other tools it is the class itself."""
     names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (DecoderLM, kind), names | {"defined_as": kind})
 
 
 def _restored(kind: Any) -> DecoderLM:
-    """An empty model for `copy` and `pickle`, which do not find the subclass by its name."""
+    """Return an empty model for `copy` and `pickle`, which do not find the subclass by its name."""
     extended = _with_interface(kind)
     return extended.__new__(extended)
 
@@ -369,7 +372,7 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
 
 
 def class_of(model: nn.Module) -> type[Any]:
-    """The class that transformers or a family defines for a model."""
+    """Return the class that transformers or a family defines for a model."""
     return model.defined_as if isinstance(model, DecoderLM) else type(model)
 
 

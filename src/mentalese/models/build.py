@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def config_class(model_type: str) -> Any:
-    """The Hugging Face config class of a model type; raises `InputError` with the nearest name."""
+    """Return the Hugging Face config class of a model type; raises `InputError` with the nearest name."""
     if model_type not in CONFIG_MAPPING:
         raise InputError(
             f"model.model_type is {model_type!r}: no such type{nearest(model_type, CONFIG_MAPPING.keys())}"
@@ -32,7 +32,7 @@ def config_class(model_type: str) -> Any:
 
 
 def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
+    """Return a model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
 
     Raises:
         InputError: an unknown field, a value of the wrong type or out of range.
@@ -68,7 +68,7 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:
-    """A freshly initialised model; the same seed yields the same weights.
+    """Return a freshly initialised model; the same seed yields the same weights.
 
     Raises:
         InputError: what `build_config` refuses, or sizes that the model's class does.
@@ -107,7 +107,7 @@ def _bounded() -> Iterator[None]:
 
 
 def context_length(config: Any) -> int | None:
-    """The most tokens that a model can read; `None` for models that read sentence by sentence.
+    """Return the most tokens that a model can read; `None` for models that read sentence by sentence.
 
     transformers calls it `max_position_embeddings`, whatever the config calls it.
     """
@@ -115,7 +115,7 @@ def context_length(config: Any) -> int | None:
 
 
 def check_context(config: Any, recipe: Recipe) -> None:
-    """Raises `InputError` if the recipe's rows, or its sentences, are longer than the model has positions for."""
+    """Raise `InputError` if the recipe's rows, or its sentences, are longer than the model has positions for."""
     if not recipe.layout.sequential:
         for layout in recipe.layouts():
             check_length(config, "layout.sequence_length", layout.sequence_length)
@@ -132,7 +132,7 @@ def check_context(config: Any, recipe: Recipe) -> None:
 
 
 def check_length(config: Any, name: str, length: int | None) -> None:
-    """Raises `InputError` if a length of that name is above what the model can read."""
+    """Raise `InputError` if a length of that name is above what the model can read."""
     context = context_length(config)
     if length is not None and context is not None and length > context:
         raise InputError(f"{name} is {length}: the model's context is {context}; set at most that")

@@ -37,7 +37,7 @@ class FixedKeys(DynamicLayer):
         self.keys, self.values = (_with_room(held, columns) for held in (keys, values))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All columns, those that hold nothing included: the mask leaves them out."""
+        """Return all columns, those that hold nothing included: the mask leaves them out."""
         self.keys.index_copy_(2, self.at, key_states)
         self.values.index_copy_(2, self.at, value_states)
         return self.keys, self.values
@@ -115,23 +115,25 @@ class ThoughtCache(Cache):
     @property
     def is_linear(self) -> list[bool]:
         """`False` for each layer, and once for a cache without layers: transformers would take it for one of a model
-        with linear attention, and read the text again."""
+        with linear attention, and read the text again.
+        """
         return [False] * max(len(self.layers), 1)
 
     def advance(self, tokens: int) -> None:
-        """Ends a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
-        room for all tokens to come."""
+        """End a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
+        room for all tokens to come.
+        """
         self.seen_tokens += tokens
         if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
             self.fix(self.max_tokens)
 
     def fix(self, columns: int) -> None:
-        """Makes room for `columns` columns in all, and for those that have no token."""
+        """Make room for `columns` columns in all, and for those that have no token."""
         columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
         self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
 
     def check_room(self, tokens: int) -> None:
-        """Raises `InputError` if a cache of fixed size has no room for `tokens` more."""
+        """Raise `InputError` if a cache of fixed size has no room for `tokens` more."""
         if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
             raise InputError(
                 f"{CACHE} has room for {self.max_tokens} tokens: with input_ids there are "
@@ -165,7 +167,7 @@ class ThoughtCache(Cache):
 
 
 def check_cache_kind(model: nn.Module, kind: str | None, limit: str | None) -> None:
-    """Raises `InputError` for a `cache_implementation` that a model does not have.
+    """Raise `InputError` for a `cache_implementation` that a model does not have.
 
     Args:
         limit: the reason why a cache of it cannot have a fixed size, see `Limits.static_cache`.

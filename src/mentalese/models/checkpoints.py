@@ -63,7 +63,7 @@ def save_model(
     card: str | None = None,
     **about: Any,
 ) -> None:
-    """Writes a checkpoint that `from_pretrained` opens, and `mentalese.json`: what it is and what it must hash to.
+    """Write a checkpoint that `from_pretrained` opens, and `mentalese.json`: what it is and what it must hash to.
 
     The tokenizer that is written reads texts as the model does, see `mentalese.models.text_tokenizer`.
 
@@ -87,7 +87,7 @@ def save_model(
 
 
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
-    """Writes `mentalese.json` next to a model and its tokenizer."""
+    """Write `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     found = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
     write_json(folder / RECORD, sealed(about | found | {"files": file_hashes(folder)}))
@@ -96,8 +96,9 @@ def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[st
 def reading_tokenizer(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: dict[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer by which `load` would read texts for this model. It carries `about`, so that a model that
-    transformers saves again is still read as it was trained."""
+    """Return the tokenizer by which `load` would read texts for this model. It carries `about`, so that a model that
+    transformers saves again is still read as it was trained.
+    """
     layout: Layout = Packed()
     data = DataConfig()
     if "recipe" in about:
@@ -130,7 +131,8 @@ def check_model(path: str | Path) -> None:
 
 def saved_about(path: str | Path) -> dict[str, Any]:
     """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
-    without that file, what its tokenizer carries; empty for models of another project."""
+    without that file, what its tokenizer carries; empty for models of another project.
+    """
     if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
@@ -142,7 +144,7 @@ def saved_about(path: str | Path) -> dict[str, Any]:
 
 
 def _saved_file(path: str | Path, name: str) -> Path | None:
-    """A file in a saved model's folder or in its repository at the hub; `None` if there is none."""
+    """Return a file in a saved model's folder or in its repository at the hub; `None` if there is none."""
     if not str(path).startswith("hub:"):
         file = model_folder(path) / name
         return file if file.is_file() else None
@@ -156,7 +158,7 @@ def _saved_file(path: str | Path, name: str) -> Path | None:
 
 
 def saved_recipe(path: str | Path) -> Recipe | None:
-    """The recipe that a saved model was trained with; `None` if its folder contains none."""
+    """Return the recipe that a saved model was trained with; `None` if its folder contains none."""
     about = saved_about(path)
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
 
@@ -175,7 +177,7 @@ def check_weights(path: str | Path) -> None:
 
 
 def with_fields(config: Any, fields: dict[str, Any]) -> Any:
-    """The config with other values, checked like a new one."""
+    """Return the config with other values, checked like a new one."""
     if not isinstance(fields, dict):
         raise InputError(f"config is {fields!r}: use a dict of fields of the model's config")
     known = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
@@ -189,7 +191,7 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
 def load_model(
     path: str | Path, device: str | torch.device = "cpu", *, fields: dict[str, Any] | None = None
 ) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
-    """A trained model, in eval mode, and its tokenizer.
+    """Return a trained model, in eval mode, and its tokenizer.
 
     Args:
         path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, `models:NAME` of an
@@ -281,7 +283,7 @@ def _device(device: Any) -> torch.device:
 
 
 def _not_finite(model: PreTrainedModel) -> str | None:
-    """The name of a parameter that contains NaN or an infinity, if there is one."""
+    """Return the name of a parameter that contains NaN or an infinity, if there is one."""
     kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     for name, parameter in model.named_parameters():
         # A sum in float64 of finite floats is finite, and needs no second tensor of the same size.
@@ -291,7 +293,7 @@ def _not_finite(model: PreTrainedModel) -> str | None:
 
 
 def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model with a checkpoint's weights; adapters are merged into them."""
+    """Return the model with a checkpoint's weights; adapters are merged into them."""
     with torch.random.fork_rng(devices=[]):
         model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)
         if recipe is None or recipe.train.lora_rank is None:

@@ -136,7 +136,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
 
     @classmethod
     def _follows(cls, name: str) -> bool:
-        """Whether it is computed from fields: other tools write the number of positions into saved configs."""
+        """Return whether it is computed from fields: other tools write the number of positions into saved configs."""
         found = getattr(cls, name, None)
         return isinstance(found, property) and found.fset is None
 
@@ -164,7 +164,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         return False
 
     def check_turns(self, layers_per_turn: int | None) -> None:
-        """Raises `InputError` if the layers are not whole turns of this many."""
+        """Raise `InputError` if the layers are not whole turns of this many."""
         if layers_per_turn is not None and (layers_per_turn < 1 or self.num_hidden_layers % layers_per_turn):
             raise InputError(
                 f"{self.model_type}.layers_per_turn is {layers_per_turn}: set a divisor of num_hidden_layers "

@@ -14,7 +14,7 @@ from mentalese.models.config import LatentThoughtConfig, check_numbers
 
 
 def decoder_config(where: str, fields: dict[str, Any]) -> Any:
-    """The Hugging Face config of a decoder from its `model_type` and fields.
+    """Return the Hugging Face config of a decoder from its `model_type` and fields.
 
     Args:
         where: the field that contains them, for messages.
@@ -50,14 +50,14 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
 
 
 def sliding_window(config: Any) -> int | None:
-    """The columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
+    """Return the columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
 
 
 def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
-    """Raises `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
+    """Raise `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
 
     Args:
         windows: sliding windows are allowed: no column between a row's tokens is masked, or the caller counts tokens.

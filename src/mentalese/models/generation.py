@@ -55,7 +55,8 @@ def continuations(
     **options: Any,
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
     """Yield the rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and
-    new text, and where the new ones begin. Takes and raises what `generate_text` does."""
+    new text, and where the new ones begin. Takes and raises what `generate_text` does.
+    """
     if not prompts:
         return
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **options)
@@ -173,7 +174,7 @@ def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, Any]:
 
 
 def ends(model: LanguageModel) -> list[int]:
-    """The tokens at which the model's own settings end a text."""
+    """Return the tokens at which the model's own settings end a text."""
     own = model.generation_config.eos_token_id
     return [] if own is None else own if isinstance(own, list) else [own]
 
@@ -198,8 +199,9 @@ _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output
 
 
 def check_settings(**settings: Any) -> None:
-    """Raises `InputError` for settings of generation of another type, below their least value, for calls with tokens,
-    or in a `generation_config`."""
+    """Raise `InputError` for settings of generation of another type, below their least value, for calls with tokens,
+    or in a `generation_config`.
+    """
     for name in (*_PROMPTS, *_OUTPUTS):
         if name in settings and (name in _PROMPTS or settings[name]):
             raise InputError(

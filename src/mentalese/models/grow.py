@@ -37,7 +37,7 @@ LIKENESS = "<<"
 
 
 def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
-    """Writes a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
+    """Write a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
 
     Weights are written in float32, in which training continues, and next to them a recipe that trains the model.
 
@@ -71,7 +71,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
 
 def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, Any]:
     """A recipe that trains the grown model on any text; one with latents on questions, which lose their steps epoch by
-    epoch (Coconut's curriculum on GSM8K, an epoch a stage)."""
+    epoch (Coconut's curriculum on GSM8K, an epoch a stage).
+    """
     recipe: dict[str, Any] = {
         "name": name,
         "description": "a grown model",
@@ -95,7 +96,7 @@ def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context:
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """A decoder's `model_type` and the fields of its config that define it, without those of its vocabulary."""
+    """Return a decoder's `model_type` and the fields of its config that define it, without those of its vocabulary."""
     common = set(PreTrainedConfig.__dataclass_fields__) | {"vocab_size"}
     values = config.to_diff_dict()
     fields = {
@@ -105,7 +106,7 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: str, *, deepen: bool = False) -> None:
-    """Copies the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
+    """Copy the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
     Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
     as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the saved model lacks
@@ -180,7 +181,7 @@ def _deepen(base: PreTrainedModel, layers: int) -> None:
 
 
 def end_at(model: PreTrainedModel, tokens: Collection[int]) -> None:
-    """Makes these tokens the model's ends of a text, if there are several; one is the tokenizer's and known."""
+    """Make these tokens the model's ends of a text, if there are several; one is the tokenizer's and known."""
     if len(tokens) > 1:
         model.config.eos_token_id = model.generation_config.eos_token_id = sorted(tokens)
 
@@ -194,7 +195,8 @@ _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
     """The config's fields that decide how weights of equal sizes are read. For our own models without a decoder inside
-    these are the heads and rotary positions alone, since the others may change from run to run."""
+    these are the heads and rotary positions alone, since the others may change from run to run.
+    """
     if isinstance(config, LatentThoughtConfig):
         names = ["num_attention_heads", "rope_parameters"]
     else:

@@ -200,7 +200,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         cache: Any = None,
         trace: bool = False,
     ) -> E:
-        """Final hidden states of tokens [batch, length], from where `cache` left off; the cache moves on.
+        """Return final hidden states of tokens [batch, length], from where `cache` left off; the cache moves on.
 
         Args:
             attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
@@ -227,7 +227,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return encoded.hidden
 
     def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
-        """The scalar, in nats per target, that `forward` returns as `loss` for labels [batch, length]."""
+        """Return the scalar, in nats per target, that `forward` returns as `loss` for labels [batch, length]."""
         return self.next_token_loss(encoded.hidden, labels)[0]
 
     def predicted_tokens(self, encoded: E, input_ids: Tensor, real: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return follows(real)
 
     def new_cache(self) -> ThoughtCache:
-        """An empty cache for `generate`; families whose keys and values are named states override it."""
+        """Return an empty cache for `generate`; families whose keys and values are named states override it."""
         return self.cache_class(self.config.num_hidden_layers)
 
     # ------------------------------------------------------------------------------------- what it gets for it
@@ -331,7 +331,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.returned(output, return_dict)
 
     def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The tokens of a call; raises what `forward` does."""
+        """Return the tokens of a call; raises what `forward` does."""
         places = set(getattr(self, "hf_device_map", {}).values()) - {"cpu", "disk"}
         if len(places) > 1:
             raise InputError(
@@ -355,11 +355,11 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             raise InputError(f"output_thoughts is True with a cache in use: {why}")
 
     def output(self, encoded: E, **fields: Any) -> CausalLMOutputWithThoughts:
-        """The output of `forward`; families with further fields override it."""
+        """Return the output of `forward`; families with further fields override it."""
         return CausalLMOutputWithThoughts(**fields)
 
     def _cache(self, cache: Any, use_cache: bool) -> Any:
-        """The cache of a call: the one passed to it, a new one, or none."""
+        """Return the cache of a call: the one passed to it, a new one, or none."""
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
                 f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
@@ -459,7 +459,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the arguments of the next call. Tokens that `generate` has added are not padding, so they go without
-        a mask, in which a model would have to look for some; padding before them is in the cache."""
+        a mask, in which a model would have to look for some; padding before them is in the cache.
+        """
         kwargs.pop("tokenizer", None)  # of `stop_strings`: transformers hands it on to the model too
         first, cache = kwargs.get("is_first_iteration", False), kwargs.get(CACHE)
         if not first and cache is not None and cache.seen_tokens:
@@ -469,7 +470,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         )
 
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: E) -> list[ThoughtTrace]:
-        """A trace per row: what every model has (`text_traces`), filled by the family."""
+        """Return a trace per row: what every model has (`text_traces`), filled by the family."""
         with torch.no_grad():
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             real = mask[:, -input_ids.shape[1] :].bool()

@@ -35,7 +35,7 @@ def check_tokens(input_ids: Any, model: Any) -> Tensor:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """The number of ids that can be read; `None` if a tool has replaced the embedding by something else."""
+    """Return the number of ids that can be read; `None` if a tool has replaced the embedding by something else."""
     rows, mask = getattr(model.get_input_embeddings(), "num_embeddings", None), mask_token_id(model)
     return rows if rows is None or mask is None else max(rows, mask + 1)
 
@@ -65,7 +65,7 @@ def check_mask(attention_mask: Any, input_ids: Tensor, seen: int) -> None:
 
 
 def check_width(attention_mask: Tensor, width: int) -> None:
-    """Raises `InputError` for a mask that has not one column for each token read so far."""
+    """Raise `InputError` for a mask that has not one column for each token read so far."""
     if attention_mask.shape[1] != width:
         raise InputError(
             f"attention_mask has {attention_mask.shape[1]} columns: pass {width}, one for each token read so far"
@@ -92,7 +92,7 @@ def check_labels(labels: Any, input_ids: Tensor, vocabulary: int) -> Tensor | No
 
 
 def check_kept(logits_to_keep: Any, length: int) -> None:
-    """Raises `InputError` for `logits_to_keep` that names no columns."""
+    """Raise `InputError` for `logits_to_keep` that names no columns."""
     if isinstance(logits_to_keep, int):
         require(logits_to_keep >= 0, "logits_to_keep", logits_to_keep, "set 0 for all, or how many of the last")
         return
@@ -102,7 +102,7 @@ def check_kept(logits_to_keep: Any, length: int) -> None:
 
 
 def _integers(name: str, value: Any, remedy: str) -> Tensor:
-    """The tensor as int64."""
+    """Return the tensor as int64."""
     if not isinstance(value, Tensor):
         raise InputError(f"{name} is a {type(value).__name__}: {remedy}")
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
@@ -111,7 +111,7 @@ def _integers(name: str, value: Any, remedy: str) -> Tensor:
 
 
 def _outside(values: Tensor, least: int, most: int) -> int | None:
-    """A value out of range, if there is one. A GPU is not waited for, and tracers have no values."""
+    """Return a value out of range, if there is one. A GPU is not waited for, and tracers have no values."""
     if values.device.type != "cpu" or torch.compiler.is_compiling() or not values.numel():
         return None
     low, high = (int(value) for value in values.aminmax())

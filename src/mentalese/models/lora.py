@@ -51,7 +51,7 @@ def adapt_by_default(model_type: str, names: Sequence[str]) -> None:
 
 
 def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
-    """Adds adapters to a model in place, and freezes all that is not trained; nothing if `train.lora_rank` is `None`.
+    """Add adapters to a model in place, and freezes all that is not trained; nothing if `train.lora_rank` is `None`.
 
     Until it is trained, the model computes what it did before.
 
@@ -96,7 +96,7 @@ def _version() -> str | None:
 
 
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights of the same model without adapters, on the CPU, by name; the model itself stays as it is."""
+    """Return the weights of the same model without adapters, on the CPU, by name; the model itself stays as it is."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import TrainableTokensWrapper
 
@@ -117,7 +117,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
-    """Writes what was trained as `PeftModel.from_pretrained(BASE, folder)` opens it: safetensors and a JSON file.
+    """Write what was trained as `PeftModel.from_pretrained(BASE, folder)` opens it: safetensors and a JSON file.
 
     Args:
         base: the model that the adapters belong to, noted in the config.
@@ -136,12 +136,12 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """The beginning of the names of the decoder's modules."""
+    """Return the beginning of the names of the decoder's modules."""
     return "backbone." if hasattr(model, "backbone") else ""
 
 
 def _linear_maps(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The decoder's linear maps but its head, by full name."""
+    """Return the decoder's linear maps but its head, by full name."""
     head, prefix = model.get_output_embeddings(), _prefix(model)
     return {
         name: module
@@ -151,7 +151,7 @@ def _linear_maps(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
-    """The last parts of the names of the maps that get adapters."""
+    """Return the last parts of the names of the maps that get adapters."""
     known = sorted({name.rpartition(".")[2] for name in maps})
     for name in asked:
         if name not in known:
@@ -173,7 +173,7 @@ def _new_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dic
 
 
 def _new_modules(model: PreTrainedModel) -> list[str]:
-    """The modules that a family adds to its decoder, none of them a mere list, as PEFT needs to save them."""
+    """Return the modules that a family adds to its decoder, none of them a mere list, as PEFT needs to save them."""
 
     def parts(name: str, module: nn.Module) -> list[str]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):

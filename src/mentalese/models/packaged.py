@@ -20,7 +20,7 @@ PREFIX = "models:"
 
 @cache
 def packaged_models() -> dict[str, Path]:
-    """The folders of all models in installed packages, by name.
+    """Return the folders of all models in installed packages, by name.
 
     Raises:
         InputError: two packages have a model of the same name.
@@ -36,7 +36,7 @@ def packaged_models() -> dict[str, Path]:
 
 
 def packaged(path: str | Path) -> Path | None:
-    """The folder of `models:NAME`; `None` for other paths.
+    """Return the folder of `models:NAME`; `None` for other paths.
 
     Raises:
         InputError: no installed package has such a model.

@@ -76,7 +76,7 @@ _tried: dict[str, Places | str] = {}
 
 
 def _find(body: Any) -> Places:
-    """The places of a body by its modules' kinds; raises `LookupError` if one is missing."""
+    """Return the places of a body by its modules' kinds; raises `LookupError` if one is missing."""
     children = dict(body.named_children())
     lists = [name for name, child in children.items() if isinstance(child, nn.ModuleList)]
     lists = [name for name in lists if len(children[name]) == body.config.num_hidden_layers]
@@ -101,7 +101,7 @@ _LENGTH = 9
 
 
 def _small(config: Any) -> Any:
-    """A config of the same kind of decoder, with each kind of its layers and small sizes."""
+    """Return a config of the same kind of decoder, with each kind of its layers and small sizes."""
     small = copy.deepcopy(config)
     kinds = list(getattr(config, "layer_types", None) or [])
     layers = max([2, *(kinds.index(kind) + 1 for kind in set(kinds))])
@@ -140,7 +140,7 @@ class _Keys:
 
 
 def _try(cls: type, config: Any) -> Places | str:
-    """The places of a small decoder of this class, or why they cannot be used."""
+    """Return the places of a small decoder of this class, or why they cannot be used."""
     # A model that is being loaded is built without memory, in another precision, and without initialisation.
     precision = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -162,8 +162,9 @@ def _try(cls: type, config: Any) -> Places | str:
 
 
 def _compare(body: Any, found: Places) -> None:
-    """Raises `LookupError` unless a keyword reaches the layers, and each of them by itself, whole and step by step, is
-    what it is inside the body."""
+    """Raise `LookupError` unless a keyword reaches the layers, and each of them by itself, whole and step by step, is
+    what it is inside the body.
+    """
     layers, ids = getattr(body, found.layers), torch.arange(_LENGTH)[None]
     read: list[Tensor] = []
     reached: list[Any] = []

@@ -40,7 +40,7 @@ class Saved(TextModel):
     # -- the same model with other settings ----------------------------------------------------------------------------
 
     def at(self, stage: int | None = None, latents: int | None = None) -> Saved:
-        """The model asked at another stage, or with another number of latents; `None` changes nothing.
+        """Return the model asked at another stage, or with another number of latents; `None` changes nothing.
 
         Raises:
             InputError: the layout has neither.
@@ -104,7 +104,7 @@ class Saved(TextModel):
         return to_device(batch, self.device)
 
     def generate(self, texts: str | Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
-        """Each text with its continuation; for models trained on questions, with its answer.
+        """Return each text with its continuation; for models trained on questions, with its answer.
 
         Args:
             max_new_tokens: new tokens per text.
@@ -120,7 +120,8 @@ class Saved(TextModel):
 
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
         """The continuation of one text, piece by piece; closing the iterator stops the model. Takes and raises what
-        `generate` does."""
+        `generate` does.
+        """
         return generation.stream_text(self, _one(text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
@@ -181,7 +182,7 @@ class Saved(TextModel):
     # -- splits of a text ----------------------------------------------------------------------------------------------
 
     def store(self, split: str = "test", *, layout: Layout | None = None, show: bool = False) -> TokenStore:
-        """The text `data.source` in the model's own tokens; documents end in the model's own end of text.
+        """Return the text `data.source` in the model's own tokens; documents end in the model's own end of text.
 
         Args:
             split: the split that is needed; `all`: the whole of a text without splits.
@@ -205,11 +206,11 @@ class Saved(TextModel):
         return store
 
     def split(self, name: str = "test", *, show: bool = False) -> Split:
-        """A split of the text in the model's own tokens. Raises what `store` does."""
+        """Return a split of the text in the model's own tokens. Raises what `store` does."""
         return self.store(name, show=show).splits[name]
 
     def perplexity(self, split: Split, *, show: bool = False, **options: Any) -> scoring.Perplexity:
-        """The perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
+        """Return the perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
         return scoring.perplexity(self, _a_split(split), show=show, **options)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
@@ -226,7 +227,7 @@ def _same(source: str, other: str) -> bool:
 
 
 def load(path: str | Path, device: str | torch.device | None = None, *, config: dict[str, Any] | None = None) -> Saved:
-    """Opens a trained model.
+    """Open a trained model.
 
     Args:
         path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, `models:NAME` of an
@@ -254,7 +255,7 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
 
 
 def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig]:
-    """The layout and the sentences of a model without a recipe.
+    """Return the layout and the sentences of a model without a recipe.
 
     Raises:
         InputError: a model of sentences or latents, and nothing says where a text has them.
@@ -273,14 +274,14 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
 
 
 def default_device() -> torch.device:
-    """A GPU if there is one, else the CPU."""
+    """Return a GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
-    """The texts as a list; raises `InputError` if there are none, or if one is no text."""
+    """Return the texts as a list; raises `InputError` if there are none, or if one is no text."""
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping | Tensor):
         raise InputError(f"texts is {shown(texts)}: pass a text (str) or a list of texts")
     listed = [texts] if isinstance(texts, str) else list(texts)

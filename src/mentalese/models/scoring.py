@@ -86,7 +86,8 @@ class TextScore:
     @property
     def bits_per_byte(self) -> float | None:
         """Comparable across tokenizers; ends of sentences and of the text are not paid for. `None` if the tokens lost
-        something of the text."""
+        something of the text.
+        """
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 

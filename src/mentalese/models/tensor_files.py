@@ -23,7 +23,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Restores the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
+    """Restore the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
 
     Raises:
         InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
@@ -55,7 +55,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
-    """Raises `InputError` where a checkpoint's tensors are not those that are to be read into."""
+    """Raise `InputError` where a checkpoint's tensors are not those that are to be read into."""
     for full in sorted(targets.keys() | stored.keys()):
         there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
         here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
@@ -74,7 +74,7 @@ class DamagedError(Exception):
 
 
 def verify(folder: Path, rank: int, world_size: int) -> None:
-    """Raises `DamagedError` where this rank's share of the files is not what was written."""
+    """Raise `DamagedError` where this rank's share of the files is not what was written."""
     try:
         checksums = json.loads((folder / "checksums.json").read_text())
         names = sorted({*checksums, ".metadata", "info.json"})

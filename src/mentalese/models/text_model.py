@@ -46,7 +46,7 @@ class TextModel:
         return self.model.device
 
     def scored_by(self, **protocol: Any) -> Self:
-        """The model with other fields of its protocol, see `EvaluationConfig`.
+        """Return the model with other fields of its protocol, see `EvaluationConfig`.
 
         Raises:
             InputError: there is no such field, or the layout does not have such a protocol.

@@ -41,7 +41,7 @@ _SENTENCES = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 
 
 def mask_token_id(model: PreTrainedModel) -> int | None:
-    """The id of the mask, for models that fill in masks."""
+    """Return the id of the mask, for models that fill in masks."""
     return None if getattr(model, "causal", True) else getattr(model.config, "mask_token_id", None)
 
 
@@ -54,7 +54,7 @@ def text_tokenizer(
     model_max_length: int | None = None,
     about: dict[str, Any] | None = None,
 ) -> PreTrainedTokenizerFast:
-    """A copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
+    """Return a copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
     A second text continues the first one, after what the layout puts between them: an answer after the latents.
 
@@ -103,7 +103,7 @@ def text_tokenizer(
 
 
 def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> Any:
-    """A post-processor that puts these markers around a text."""
+    """Return a post-processor that puts these markers around a text."""
     first, last = ([f"{backend.id_to_token(index)}:0" for index in ids] for ids in (before, after))
     single = [*first, "$A:0", *last]
     known = [(backend.id_to_token(index), index) for index in dict.fromkeys([*before, *after])]
@@ -111,7 +111,7 @@ def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -
 
 
 def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig] | None:
-    """The layout and the settings of sentences that a saved tokenizer carries; `None` if it carries none."""
+    """Return the layout and the settings of sentences that a saved tokenizer carries; `None` if it carries none."""
     if "text_layout" not in tokenizer.init_kwargs:
         return None
     fields = dict(tokenizer.init_kwargs["text_layout"])
@@ -147,7 +147,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         return self._layout, self._reads
 
     def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
-        """The tokens of a text and of what continues it, and how many are the first's."""
+        """Return the tokens of a text and of what continues it, and how many are the first's."""
         for value in (text, pair):
             if not isinstance(value, str | None):
                 raise InputError(
@@ -196,7 +196,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         return self._as_batch(encodings, batched, options)
 
     def _encoding(self, row: TextRow, own: int, characters: int) -> Encoding:
-        """The row as a result of the `tokenizers` library, whose state is JSON."""
+        """Return the row as a result of the `tokenizers` library, whose state is JSON."""
         second = [int(place >= own) for place in range(len(row))]
         # What a layout adds to the end of a text (a new line) has no characters in it.
         spans = [

@@ -105,7 +105,7 @@ def trace(saved: TextModel, input_ids: Tensor, **options: Any) -> ThoughtTrace:
 
 
 def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Fills in a trace's `tokens`, `special` and `vocabulary`."""
+    """Fill in a trace's `tokens`, `special` and `vocabulary`."""
     ids, special = trace.input_ids.tolist(), special_ids(tokenizer)
     others = {token for reading in trace.readings.values() for token in reading.tolist()}
     others |= {token for thought in trace.thoughts for token, _ in thought.nearest}
@@ -116,7 +116,8 @@ def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The text of each token; joined, the whole text. If several tokens form one character, the first one has it; a
-    character that a marker interrupts is broken."""
+    character that a marker interrupts is broken.
+    """
     texts: list[str] = []
     read: Callable[..., Any] = tokenizer.decode
     start, special = 0, special_ids(tokenizer)
@@ -135,7 +136,7 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:
-    """The trace of a text of which each part is one window.
+    """Return the trace of a text of which each part is one window.
 
     Of each window it has what is new in it: a token's numbers, the thoughts that stand for it, links between these,
     and streams. A curve is the mean over windows.
@@ -183,7 +184,7 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
 
 
 def _new_thoughts(trace: ThoughtTrace, new: int) -> list[tuple[int, Thought]]:
-    """The thoughts that stand for tokens from `new` on, cut to these, with their numbers."""
+    """Return the thoughts that stand for tokens from `new` on, cut to these, with their numbers."""
     return [
         (number, dataclasses.replace(thought, start=max(thought.start, new)))
         for number, thought in enumerate(trace.thoughts)

@@ -27,7 +27,8 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
         """Return the tokens of a text or of several; the options are those of a call of the tokenizer, and strategies
-        of padding and truncation."""
+        of padding and truncation.
+        """
         return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
 
     def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:

@@ -113,7 +113,7 @@ class ThoughtTrace:
     _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
-        """Writes `trace.safetensors` and `trace.json` into `folder`."""
+        """Write `trace.safetensors` and `trace.json` into `folder`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"input_ids": self.input_ids}
@@ -170,7 +170,8 @@ class ThoughtTrace:
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with a row per token: `token` (its id if no text is known), every score, and `thoughts`,
-        the numbers of the thoughts that represent it."""
+        the numbers of the thoughts that represent it.
+        """
         import pandas
 
         stand: list[list[int]] = [[] for _ in self.input_ids]

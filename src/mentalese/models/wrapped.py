@@ -85,7 +85,7 @@ class WrappedDecoder(LatentThoughtModel[E]):
         return self.config.max_position_embeddings if any(True for _ in tables) else None
 
     def check_length(self, mask: Tensor | None, columns: int) -> None:
-        """Refuses rows of more tokens than the backbone has positions for.
+        """Refuse rows of more tokens than the backbone has positions for.
 
         Args:
             mask: bool [B, columns], all tokens so far; `None` if there is no padding.
@@ -151,7 +151,7 @@ class LayeredDecoder(WrappedDecoder[E]):
         return TokenLayout(before.sum(1), real, mask, positions, torch.stack((seen, now)))
 
     def _check_window(self, mask: Tensor) -> None:
-        """Refuses padding between a row's tokens, which would take room in a window that counts columns.
+        """Refuse padding between a row's tokens, which would take room in a window that counts columns.
 
         Args:
             mask: bool [B, columns], all tokens so far.

@@ -126,7 +126,7 @@ def attend_with_scores(
 
 
 def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """The same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16. See
+    """Return the same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16. See
     `flex_attend`.
     """
 

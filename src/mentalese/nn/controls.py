@@ -16,7 +16,7 @@ CONTROLS: tuple[str, ...] = get_args(ThoughtControl)
 
 
 def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 0.0) -> Tensor:
-    """The thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
+    """Return the thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or

@@ -22,7 +22,7 @@ def flex_attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, **options: A
 
 @functools.lru_cache(maxsize=16)
 def causal_blocks(length: int, device: torch.device, window: int | None = None) -> BlockMask:
-    """Each of `length` tokens sees itself and those before it; the last `window` of them if there is one."""
+    """Return each of `length` tokens sees itself and those before it; the last `window` of them if there is one."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -18,6 +18,6 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def matrix_or_module(module: nn.Module) -> Tensor | nn.Module:
-    """The matrix [out, in] of a plain map without bias; any other module itself."""
+    """Return the matrix [out, in] of a plain map without bias; any other module itself."""
     weight = module.weight if is_plain(module) and module.bias is None else None
     return weight if isinstance(weight, Tensor) else module

@@ -31,7 +31,7 @@ def linear_cross_entropy(
     target_weights: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """The weighted mean cross-entropy of `hidden @ weight.T`; differentiable once, in `hidden` and `weight`.
+    """Return the weighted mean cross-entropy of `hidden @ weight.T`; differentiable once, in `hidden` and `weight`.
 
     Under autocast the products are made in its dtype, and probabilities, their sums and the loss in float32.
 
@@ -92,7 +92,7 @@ def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: 
 
 
 def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:
-    """The gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
+    """Return the gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
     return torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
 
 
@@ -179,5 +179,5 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @torch.compiler.disable
 def _apply(*args: Any) -> tuple[Tensor, Tensor]:
-    """Runs eagerly under `torch.compile`: the compiler cannot trace gradients that are made in a forward pass."""
+    """Run eagerly under `torch.compile`: the compiler cannot trace gradients that are made in a forward pass."""
     return _LinearCrossEntropy.apply(*args)

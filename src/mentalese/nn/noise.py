@@ -58,7 +58,7 @@ class Noise:
 
 
 def shared_seed() -> int:
-    """A seed from torch's generator, that of rank 0 on all ranks."""
+    """Return a seed from torch's generator, that of rank 0 on all ranks."""
     seed = torch.randint(2**62, ())
     if dist.is_available() and dist.is_initialized():
         dist.broadcast(seed, src=0)

@@ -91,7 +91,7 @@ class PackedRows:
         return out.scatter(1, self.columns.view(shape).expand_as(values), values)
 
     def targets(self, labels: Tensor) -> Tensor:
-        """The target of each packed token but the last, from labels [B, width]: [B, N - 1], -100 for nothing.
+        """Return the target of each packed token but the last, from labels [B, width]: [B, N - 1], -100 for nothing.
 
         A token predicts the next token of its row, whatever padding is between the two.
         """

@@ -84,7 +84,7 @@ class Ragged:
         return self.shapes if self.index.ndim == 1 else (self.index.shape,)
 
     def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
-        """The groups of a padded tensor by rows per place; the split of a single one would be a copy later."""
+        """Return the groups of a padded tensor by rows per place; the split of a single one would be a copy later."""
         if len(self.shapes) == 1:
             return (padded,)
         return padded.split([times * rows * longest for rows, longest in self.shapes])
@@ -202,7 +202,7 @@ def attend(
 
 
 def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float = 0.0) -> Tensor:
-    """Each token attends to those of its own sequence up to itself.
+    """Return each token attends to those of its own sequence up to itself.
 
     Args:
         qkv: [N, 3 d].
@@ -219,7 +219,7 @@ def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float 
 def reading_attention(
     q: Tensor, keys: Tensor, values: Tensor, used: Tensor | None, sequences: Ragged, heads: int, dropout: float = 0.0
 ) -> Tensor:
-    """Each token attends to the m keys that its sequence reads.
+    """Return each token attends to the m keys that its sequence reads.
 
     Args:
         q: [N, d].

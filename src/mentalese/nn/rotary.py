@@ -16,7 +16,7 @@ def rotary_table(positions: Tensor, width: int, theta: float = 10_000.0) -> tupl
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns x [.., d_h] by tables that broadcast to [.., d_h / 2]."""
+    """Turn x [.., d_h] by tables that broadcast to [.., d_h / 2]."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin, 1)
 
@@ -83,7 +83,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 
 
 def _turn(turned: Tensor, x: Tensor, sin: Tensor, direction: int) -> Tensor:
-    """Adds to x times the cosines what belongs to the sines."""
+    """Add to x times the cosines what belongs to the sines."""
     first, second = x.chunk(2, dim=-1)
     turned_first, turned_second = turned.chunk(2, dim=-1)
     turned_first.addcmul_(second, sin, value=-direction)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """The tensor on `device`. From the host to a GPU it goes from pinned memory, while both do other work."""
+    """Return the tensor on `device`. From the host to a GPU it goes from pinned memory, while both do other work."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -38,7 +38,7 @@ def window_pairs(length: int, window: int) -> int:
 def window_mask(
     length: int, window: int, *, device: torch.device | str = "cpu", flex: bool = False
 ) -> Tensor | BlockMask | None:
-    """The mask of `window_attention`, to be made once for all layers; `None` if the window contains all.
+    """Return the mask of `window_attention`, to be made once for all layers; `None` if the window contains all.
 
     Returns:
         float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` what FlexAttention takes.
@@ -100,7 +100,7 @@ def _bands(x: Tensor, size: int, before: int) -> Tensor:
 
 
 def _folded(bands: Tensor, rows: int, size: int, before: int) -> Tensor:
-    """The sum of the bands [rows * blocks, before + size, d_h] where they overlap: [rows, N, d_h]."""
+    """Return the sum of the bands [rows * blocks, before + size, d_h] where they overlap: [rows, N, d_h]."""
     bands = bands.unflatten(0, (rows, -1))
     out = bands[:, :, before:].contiguous()
     for start in range(0, before, size):

@@ -17,7 +17,7 @@ _CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the 
 
 
 def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
-    """The tasks of a `suite.json` on a corpus, whose optimum is unknown, or those of generated text."""
+    """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or those of generated text."""
     path = only_path(paths, figure)
     try:
         tasks = read_json(Path(path))["tasks"]
@@ -47,7 +47,7 @@ def _draw(panel: Any, row: int, role: str, mean: float, interval: Any, seeds: An
 
 
 def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """A panel per task, a row per method: each seed, the mean, and its 95% interval."""
+    """Return a panel per task, a row per method: each seed, the mean, and its 95% interval."""
     tasks = _tasks(paths, "suite", text=False)
     rows = [len(task["methods"]) for task in tasks]
     height = 0.9 + sum(0.75 + 0.3 * count for count in rows)
@@ -80,7 +80,7 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """A panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
+    """Return a panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
     from mentalese.suite.judge import interval_of
 
     task, *_ = _tasks(paths, "suite-text", text=True)

@@ -21,7 +21,7 @@ LATENTS = WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
 
 
 def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
-    """The recipe, whose model is a decoder, with written, removed, continuous or no steps."""
+    """Return the recipe, whose model is a decoder, with written, removed, continuous or no steps."""
     names = ("cot", "no-cot", "icot", "pause", "pause-curriculum", "coconut", "agclr", "sim-cot")
     made = [latent(recipe, name, WORD_PROBLEMS) for name in names]
     for name in ("", "no-distillation", "pause", "sim-cot"):
@@ -31,7 +31,7 @@ def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
 
 
 def loops(recipe: Recipe) -> list[Recipe]:
-    """The answer alone, after the middle layers four times, and once."""
+    """Return the answer alone, after the middle layers four times, and once."""
     alone = latent(recipe, "no-cot", WORD_PROBLEMS)
     titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
     return [

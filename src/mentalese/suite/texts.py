@@ -57,7 +57,7 @@ def documents(name: str, spec: str, description: str, model: dict[str, Any], tok
 
 
 def topics(size: float) -> SuiteTask:
-    """A window of one token: what the document is about can only come from thoughts, or from a wider view.
+    """Return a window of one token: what the document is about can only come from thoughts, or from a wider view.
 
     Thoughts are inferred from a document's first half, and the second half is scored.
     """

@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def contract_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Stores and tokenizers that the tests prepare never touch the user's cache, and nothing is fetched."""
+    """Store and tokenizers that the tests prepare never touch the user's cache, and nothing is fetched."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MENTALESE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patched.setenv("TOKENIZERS_PARALLELISM", "false")
@@ -107,7 +107,8 @@ def write_corpus(folder: Path) -> Path:
 
 def enlarged(model: Any) -> float:
     """By what weights are multiplied, so that matrices have a standard deviation of 0.06: a freshly initialised tied
-    model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too."""
+    model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too.
+    """
     return 0.06 / (getattr(model.config, "initializer_range", None) or 0.02)
 
 

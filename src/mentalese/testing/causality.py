@@ -71,7 +71,7 @@ def _with_another_token(case: Case, batch: Batch, column: int) -> torch.Tensor:
 
 
 def _first_row_until(batch: Batch, column: int) -> Batch:
-    """The batch with no targets but those of the first row before a column."""
+    """Return the batch with no targets but those of the first row before a column."""
     labels = torch.full_like(batch["labels"], IGNORED)
     labels[0, :column] = batch["labels"][0, :column]
     return batch | {"labels": labels}
@@ -79,7 +79,7 @@ def _first_row_until(batch: Batch, column: int) -> Batch:
 
 @torch.no_grad()
 def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
-    """The cost of all targets, in training mode, in the share of the batch that contains the first row."""
+    """Return the cost of all targets, in training mode, in the share of the batch that contains the first row."""
     torch.manual_seed(0)
     model.before_step(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})

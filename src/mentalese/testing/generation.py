@@ -16,7 +16,7 @@ from mentalese.testing.cases import PROMPTS, TOLERANCE, Case
 
 
 def _generate(case: Case, texts: list[str], **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """New tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
+    """Return new tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
     inputs = case.prompts(texts)
     output = case.model.generate(
         inputs["input_ids"],

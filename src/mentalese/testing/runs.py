@@ -60,12 +60,12 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
 
 
 def by_hand(name: str, corpus: Path, **train: Any) -> Run:
-    """A shrunken recipe's `quiet_run`."""
+    """Return a shrunken recipe's `quiet_run`."""
     return quiet_run(shrink(get_recipe(name), corpus, **train), corpus.with_name("run"))
 
 
 def quiet_run(recipe: Recipe, folder: Path) -> Run:
-    """A run on the host, to take steps with: nothing is logged, validated or written."""
+    """Return a run on the host, to take steps with: nothing is logged, validated or written."""
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
     return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
 
@@ -80,7 +80,7 @@ def rotary_flops(counter: FlopCounterMode) -> int:
 
 
 def launch(recipe: Recipe, out: Path, processes: int = 1) -> BaseProcess:
-    """Starts or resumes a run, in one process or in ranks; its output and pids lie beside `out`.
+    """Start or resumes a run, in one process or in ranks; its output and pids lie beside `out`.
 
     Processes are forks of a server that has imported everything, which takes longer than a small run.
     """
@@ -149,7 +149,7 @@ def printed(out: Path) -> str:
 
 
 def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
-    """Waits for a launched run; its `result.json`."""
+    """Wait for a launched run; its `result.json`."""
     process.join(timeout=240)
     assert process.exitcode == 0, printed(out)
     return read_json(out / "result.json")
@@ -167,7 +167,7 @@ def losses(out: Path) -> list[float]:
 
 
 def weights(out: Path) -> dict[str, Tensor]:
-    """The weights of the best model."""
+    """Return the weights of the best model."""
     return load_file(out / "model" / "model.safetensors")
 
 

@@ -46,7 +46,7 @@ Opener = Callable[[Path], None]
 
 @pytest.fixture(scope="module")
 def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    """Opens the model in a folder in a new process; its import of transformers is shared by all tests."""
+    """Open the model in a folder in a new process; its import of transformers is shared by all tests."""
     environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path_factory.mktemp("modules"))}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([sys.executable, "-c", _OPENER], env=environment, text=True, **pipes) as process:

@@ -131,17 +131,17 @@ def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bo
 
 
 def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
-    """Looks at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
+    """Look at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
 
     def plan(recipe: Recipe) -> Any:
-        """The length of the run, and what its first steps train on."""
+        """Return the length of the run, and what its first steps train on."""
         made = Plan(case.plan.split, recipe, case.tokenizer)
         shares = product(range(STEPS), range(recipe.train.gradient_accumulation_steps))
         batches = [made.batch(step, micro=micro) for step, micro in shares]
         return made.total_steps, [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
 
     def steps(recipe: Recipe) -> Any:
-        """The losses of the first steps, and the weights after them."""
+        """Return the losses of the first steps, and the weights after them."""
         run, buffer = Run(recipe, folder / "never", setup("cpu"), show=False), LogBuffer()
         for _ in range(STEPS):
             run.one_step(buffer)
@@ -149,7 +149,7 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
         return buffer.losses, [parameter.detach().numpy().tobytes() for parameter in run.model.parameters()]
 
     def scores(recipe: Recipe) -> Any:
-        """Scores of texts, and the answers to questions."""
+        """Score of texts, and the answers to questions."""
         read = {name: getattr(recipe, name) for name in ("data", "layout", "evaluation")}
         saved = Saved(path="", model=case.model, tokenizer=case.tokenizer, **read)
         scored = saved.perplexity(case.plan.split).to_dict()
@@ -157,7 +157,7 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
         return scored, ask(saved, case.plan.split).records if recipe.evaluation.metric == "accuracy" else None
 
     def course(recipe: Recipe) -> Any:
-        """The steps of a short run, and those that were validated."""
+        """Return the steps of a short run, and those that were validated."""
         out = folder / recipe.fingerprint()
         short = change(recipe, {"train": {"steps": STEPS + 1}, "evaluation": {"max_documents": 1}})
         run = Unsaved(short, out, setup("cpu"), show=False)

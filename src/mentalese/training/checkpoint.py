@@ -72,7 +72,7 @@ class Checkpointer:
         parallel.barrier()
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> None:
-        """Copies all tensors to CPU memory and returns; a thread writes them. Waits for the save before, if need be.
+        """Copy all tensors to CPU memory and returns; a thread writes them. Waits for the save before, if need be.
 
         Args:
             step: names the checkpoint; one of the same step is replaced.
@@ -89,7 +89,7 @@ class Checkpointer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when the pending save, if there is one, is whole and in place; raises what went wrong with it."""
+        """Return when the pending save, if there is one, is whole and in place; raises what went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -98,13 +98,13 @@ class Checkpointer:
             raise error
 
     def latest(self) -> int | None:
-        """The newest checkpoint's step; a pending save is waited for."""
+        """Return the newest checkpoint's step; a pending save is waited for."""
         self.wait()
         steps = self.parallel.broadcast_object(self._steps())
         return steps[-1] if steps else None
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Any]:
-        """Restores weights and optimiser state in place, bit for bit, and returns `info`.
+        """Restore weights and optimiser state in place, bit for bit, and returns `info`.
 
         Args:
             step: which checkpoint; the newest by default.
@@ -196,7 +196,7 @@ class Checkpointer:
         return sorted(int(match[1]) for match in matches if match)
 
     def _discard(self, path: Path) -> None:
-        """Removes a checkpoint; a kill in between leaves no half of it under its name."""
+        """Remove a checkpoint; a kill in between leaves no half of it under its name."""
         if path.exists():
             doomed = path.with_name(f".{path.name}.old")
             path.replace(doomed)
@@ -241,7 +241,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The contents of a checkpoint, flat: `model.NAME` and `optimizer.NAME.STATE`."""
+    """Return the contents of a checkpoint, flat: `model.NAME` and `optimizer.NAME.STATE`."""
     parameters = named_tensors(model)
     tensors = {f"model.{name}": value.detach() for name, value in parameters.items()}
     for name, parameter in parameters.items():
@@ -281,7 +281,7 @@ def _write_durably(file: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes names in a folder survive a power cut, if the system lets folders be opened."""
+    """Make names in a folder survive a power cut, if the system lets folders be opened."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -35,7 +35,7 @@ class LogBuffer:
             self.metrics.append((list(metrics), torch.stack(values)))
 
     def means(self) -> dict[str, float]:
-        """Each metric's mean over the steps that measured it."""
+        """Return each metric's mean over the steps that measured it."""
         values: dict[str, list[float]] = {}
         for names, step in self.metrics:
             for name, value in zip(names, step.tolist()):

@@ -76,7 +76,7 @@ ANSWERS = "answers.jsonl"  # to the questions of the test split
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
-    """Trains a recipe and evaluates its best model on the test split.
+    """Train a recipe and evaluates its best model on the test split.
 
     Args:
         recipe: what to run.
@@ -264,7 +264,8 @@ class Run:
     @torch.no_grad()
     def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return what gradients are multiplied by, and loss and metrics over micro-batches and ranks, weighted by their
-        targets. No rank waits for its device, or for other ranks but by one reduction."""
+        targets. No rank waits for its device, or for other ranks but by one reduction.
+        """
         device, names = outputs[0].loss.device, list(outputs[0].metrics)
         each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
         weights = torch.stack([o.weight.float().to(device) for o in outputs])
@@ -281,7 +282,7 @@ class Run:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def _log(self, buffer: LogBuffer, log: Log) -> str:
-        """Logs the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
+        """Log the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
         losses, norms = self.check_finite(buffer)
         seconds = time.perf_counter() - buffer.started
         position = self.plan.position(self.state.step)
@@ -311,7 +312,7 @@ class Run:
         return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
     def check_finite(self, buffer: LogBuffer) -> tuple[list[float], list[float]]:
-        """The buffer's losses and norms of gradients; raises `FloatingPointError` if one is not finite."""
+        """Return the buffer's losses and norms of gradients; raises `FloatingPointError` if one is not finite."""
         losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
         for step, loss, norm in zip(buffer.steps, losses, norms):
             if not math.isfinite(loss):
@@ -329,7 +330,7 @@ class Run:
         )
 
     def _is_logged(self, step: int) -> bool:
-        """Every `log_every` steps, and whenever a validation or a checkpoint is due."""
+        """Return every `log_every` steps, and whenever a validation or a checkpoint is due."""
         return step % self.recipe.train.log_every == 0 or self.plan.is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
@@ -443,7 +444,7 @@ class Run:
         return model_card(self.recipe, counts | self._provenance() | found)
 
     def _finish(self) -> RunResult:
-        """Scores the best model on the test split and writes `result.json`."""
+        """Score the best model on the test split and writes `result.json`."""
         result: RunResult = {}
         if self.parallel.is_main:
             result = self._result()
@@ -485,7 +486,7 @@ class Run:
 
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
-    """The token store: prepared by the main process, then opened by the others."""
+    """Return the token store: prepared by the main process, then opened by the others."""
     if not parallel.is_main:
         parallel.barrier()
     prepared = prepare(recipe.data, recipe.layout, show=show)

@@ -92,7 +92,7 @@ def device_memory(device: torch.device) -> int | None:
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Starts a new peak, so that a run in a long process does not inherit the one before (Linux and CUDA)."""
+    """Start a new peak, so that a run in a long process does not inherit the one before (Linux and CUDA)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):
@@ -101,7 +101,8 @@ def forget_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> int | None:
     """Bytes: allocated on the GPU, or the process's largest resident size; `None` where the system does not say
-    (Windows)."""
+    (Windows).
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -31,7 +31,7 @@ _LIKELIHOODS = ("perplexity", "bits_per_byte", "bits_per_byte_with_ends")
 
 
 def model_card(recipe: Recipe, about: dict[str, Any]) -> str:
-    """The card of a trained model.
+    """Return the card of a trained model.
 
     Args:
         about: fields of `result.json`: `parameters`, `best_step`, `tokens`, `seed`, `data_hash`, `commit`, `versions`,
@@ -103,7 +103,7 @@ model = AutoModelForCausalLM.from_pretrained("NAME"{remote})
 
 
 def _evaluation(split: str, figure: dict[str, Any]) -> str:
-    """A split's figures, each with its estimator, and the protocol they share."""
+    """Return a split's figures, each with its estimator, and the protocol they share."""
     protocol = figure["protocol"]
     estimator = protocol.get("estimator", "exact")
     rows = [
@@ -141,7 +141,7 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _family(recipe: Recipe) -> str | None:
-    """The family that the model's class belongs to; `None` for transformers' own."""
+    """Return the family that the model's class belongs to; `None` for transformers' own."""
     kind = recipe.model["model_type"]
     return next((name for name, family in families().items() if kind in family.classes), None)
 

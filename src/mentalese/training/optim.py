@@ -28,7 +28,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress: float) -> float:
-    """The learning rate of `step` (counted from 0) under a schedule of `total_steps`.
+    """Return the learning rate of `step` (counted from 0) under a schedule of `total_steps`.
 
     The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is
     set in tokens or epochs, so that a curriculum that changes the size of a step does not make it jump.

@@ -45,11 +45,11 @@ class Parallel:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Return when all ranks have called it."""
         self.max(0)
 
     def sum(self, value: Tensor | float) -> float:
-        """The sum of a scalar over ranks, added in float64."""
+        """Return the sum of a scalar over ranks, added in float64."""
         return float(self._reduce(value, torch.float64, dist.ReduceOp.SUM))
 
     def sums(self, values: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Parallel:
         return total.to(values.dtype)
 
     def max(self, value: int) -> int:
-        """The largest value of any rank."""
+        """Return the largest value of any rank."""
         return int(self._reduce(value, torch.int64, dist.ReduceOp.MAX))
 
     def _reduce(self, value: Tensor | float, dtype: torch.dtype, operation: Any) -> Tensor | float:
@@ -87,7 +87,7 @@ def is_main_process() -> bool:
 
 
 def setup(device: Device = "auto") -> Parallel:
-    """Joins the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); alone without them.
+    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); alone without them.
 
     Raises:
         InputError: this machine has no such device, or fewer of them than processes.
@@ -132,7 +132,7 @@ def teardown() -> None:
 def wrap(
     step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"], whole: nn.Module | None = None
 ) -> nn.Module:
-    """The step as `parallel` ranks run it together; alone, the step itself.
+    """Return the step as `parallel` ranks run it together; alone, the step itself.
 
     With FSDP2 the step may be on the meta device. It is then filled block by block, each of which is sharded before the
     next one is, so that no device ever contains the model.
@@ -195,7 +195,7 @@ class _Filler:
 
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> None:
-        """Fills what is still empty in the module; collective."""
+        """Fill what is still empty in the module; collective."""
         for part in module.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
             for tensors in tables:

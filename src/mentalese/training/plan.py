@@ -51,7 +51,7 @@ class Epoch:
 
 
 def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
-    """An epoch's batches; a pure function of its arguments."""
+    """Return an epoch's batches; a pure function of its arguments."""
     generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
     rows = layout.training_rows(split, generator)
     return Epoch(rows, *layout.pack(rows, split, generator))
@@ -144,7 +144,7 @@ class Plan:
         return batch
 
     def settings(self, step: int) -> dict[str, Any]:
-        """The model settings at a step; later phases override earlier ones."""
+        """Return the model settings at a step; later phases override earlier ones."""
         settings: dict[str, Any] = {}
         for number, phase in enumerate(self.recipe.phases):
             if self._clock(step, phase.clock) >= phase.start:
@@ -154,12 +154,13 @@ class Plan:
         return settings
 
     def layout(self, step: int) -> Layout:
-        """The layout at a step."""
+        """Return the layout at a step."""
         return self._layout_of(self._locate(step)[0])
 
     def text_read(self) -> dict[str, int]:
         """Count the tokens and documents that the run trains on, the documents that there are, and questions without
-        steps if some have none."""
+        steps if some have none.
+        """
         documents = len(self.split.document_bytes)
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
         return without_steps | {
@@ -169,7 +170,7 @@ class Plan:
         }
 
     def unread(self) -> str | None:
-        """The remark that the run trains on some of the documents only, if it does."""
+        """Return the remark that the run trains on some of the documents only, if it does."""
         read, available = len(self.split.document_bytes), self.available_documents
         if read == available:
             return None
@@ -179,7 +180,7 @@ class Plan:
         )
 
     def cut_short(self) -> str | None:
-        """The remark that the run ends before some of its phases begin, if it does."""
+        """Return the remark that the run ends before some of its phases begin, if it does."""
         last = self.total_steps - 1
         epoch_start = self._first_steps[self._locate(last)[0]]
         late = [
@@ -197,7 +198,7 @@ class Plan:
         )
 
     def is_validation(self, step: int) -> bool:
-        """Every `eval_every` steps or at each epoch's end, and at the end of the run."""
+        """Return every `eval_every` steps or at each epoch's end, and at the end of the run."""
         every = self.recipe.train.eval_every
         if step == self.total_steps:
             return True
@@ -206,7 +207,7 @@ class Plan:
         return self.position(step).epoch > self.position(step - 1).epoch
 
     def validations(self) -> int:
-        """The number of validations, if the run does not end early."""
+        """Return the number of validations, if the run does not end early."""
         every, last = self.recipe.train.eval_every, self.total_steps
         if every is not None:
             return -(-last // every)
@@ -227,7 +228,7 @@ class Plan:
         return found
 
     def reset_optimizer(self, step: int) -> bool:
-        """True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
+        """Return True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
         return step > 0 and any(
             phase.reset_optimizer and self._clock(step - 1, phase.clock) < phase.start <= self._clock(step, phase.clock)
             for phase in self.recipe.phases
@@ -278,7 +279,7 @@ class Plan:
         return pack_epoch(self.split, self._layout_of(epoch), self.recipe.train.seed, epoch)
 
     def _extend(self) -> None:
-        """Counts one more epoch."""
+        """Count one more epoch."""
         epoch = self._epoch(len(self._clocks))
         self._clocks.append(self._counted + epoch.clocks(self.split, self.recipe.layout))
         self._counted = self._clocks[-1][-1]
@@ -301,7 +302,7 @@ class Plan:
         return int(tokens if clock == "tokens" else sentence_steps)
 
     def _layout_of(self, epoch: int) -> Layout:
-        """The layout of an epoch: phases take effect at the first epoch that begins at or after their start."""
+        """Return the layout of an epoch: phases take effect at the first epoch that begins at or after their start."""
         layout, step = self.recipe.layout, self._first_steps[epoch]
         for phase in self.recipe.phases:
             if phase.layout and self._clock(step, phase.clock) >= phase.start:
@@ -309,7 +310,7 @@ class Plan:
         return layout
 
     def _ramp(self, number: int, step: int, a: float, b: float) -> float:
-        """A line from a at the phase's first step, which is not after `step`, to b at the end of the run."""
+        """Return a line from a at the phase's first step, which is not after `step`, to b at the end of the run."""
         if number not in self._phase_starts:
             phase = self.recipe.phases[number]
             first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
@@ -318,6 +319,6 @@ class Plan:
 
 
 def step_seed(seed: int, step: int, rank: int, micro: int) -> int:
-    """The seed of all randomness in one micro-batch's forward and backward pass."""
+    """Return the seed of all randomness in one micro-batch's forward and backward pass."""
     digest = hashlib.blake2b(f"{seed}/{step}/{rank}/{micro}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big")

@@ -26,7 +26,7 @@ LOCK = ".lock"
 
 
 def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
-    """The result of a finished run of this recipe, if `out` contains one."""
+    """Return the result of a finished run of this recipe, if `out` contains one."""
     path = out / "result.json"
     if not path.is_file():
         return None
@@ -44,13 +44,13 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
 
 
 def init_weights(recipe: Recipe) -> str | None:
-    """A hash of the weights in `train.init`, where they are of a model that this library saved."""
+    """Return a hash of the weights in `train.init`, where they are of a model that this library saved."""
     weights = saved_about(recipe.train.init).get("weights") if recipe.train.init is not None else None
     return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
 
 
 def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
-    """Raises `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
+    """Raise `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
 
     Weights that have gone, and runs of versions that did not note them, are no reason to refuse.
     """
@@ -74,7 +74,7 @@ def same_run(recipe: Recipe, out: Path) -> bool:
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
-    """Raises `InputError` if `out` contains something that this run would destroy."""
+    """Raise `InputError` if `out` contains something that this run would destroy."""
     check_folder_place(out, "--out")
     path = out / "config.json"
     own = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
@@ -95,7 +95,7 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
 
 @contextmanager
 def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iterator[None]:
-    """Makes the folder, and keeps others from training in it while the block runs. Collective.
+    """Make the folder, and keeps others from training in it while the block runs. Collective.
 
     The lock goes with the process, however that ends. Systems without such locks (Windows, some network disks) keep
     nobody out.
@@ -135,7 +135,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _current(saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved recipe as this version writes it, if it can be read."""
+    """Return a saved recipe as this version writes it, if it can be read."""
     try:
         return Recipe.from_dict(saved).to_dict()
     except InputError:
@@ -152,7 +152,8 @@ def _changes(before: object, after: object, where: str = "") -> str:
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
     """The learning curve: training loss and its part `ntp`, if a model measures that; at validations perplexity, for
-    questions also accuracy and stage."""
+    questions also accuracy and stage.
+    """
     curve = []
     seconds = 0.0
     for record in records:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def start(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, parallel: Parallel
 ) -> tuple[LanguageModel, dict[str, int], LanguageModel | None]:
-    """The model that this process trains, its parameters, and what `wrap` fills it with.
+    """Return the model that this process trains, its parameters, and what `wrap` fills it with.
 
     If processes share the weights (FSDP2), rank 0 alone makes them and reads `train.init`, in its memory and not on a
     GPU. The model is then on the meta device, on all ranks. Else each process makes its own, on its device.
@@ -63,7 +63,7 @@ def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Languag
 def start_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, weights: bool = True
 ) -> tuple[LanguageModel, dict[str, int]]:
-    """The model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
+    """Return the model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
 
     Args:
         weights: read those of `train.init`; not needed to count.
@@ -91,7 +91,7 @@ def start_model(
 
 
 def check_phases(model: LanguageModel, recipe: Recipe) -> None:
-    """Raises `InputError` if a phase sets what the model's training does not have, or a value that it cannot be."""
+    """Raise `InputError` if a phase sets what the model's training does not have, or a value that it cannot be."""
     known = model.training_settings()
     for name, value in (setting for phase in recipe.phases for setting in phase.model.items()):
         if name not in known:

@@ -22,7 +22,8 @@ class Tracker(Protocol):
 
 class MetricsFile:
     """`metrics.jsonl`: a JSON object with its checksum per line, flushed at once; a run that resumes cuts it back to
-    the checkpoint."""
+    the checkpoint.
+    """
 
     def __init__(self, path: Path, resume_step: int) -> None:
         kept = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
@@ -38,7 +39,7 @@ class MetricsFile:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines of a metrics file and their records; a last line that a killed run left half-written is dropped.
+    """Return the lines of a metrics file and their records; a last line that a killed run left half-written is dropped.
 
     Raises:
         InputError: a line has changed since it was written.
@@ -107,7 +108,7 @@ def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
-    """The modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
+    """Return the modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
     modules = {}
     for name in names:
         if name not in _TRACKERS:
@@ -122,7 +123,7 @@ def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def open_trackers(recipe: Recipe, out: Path, resume_step: int) -> list[Tracker]:
-    """The metrics file and every tracker of the recipe."""
+    """Return the metrics file and every tracker of the recipe."""
     modules = check_trackers(recipe.train.trackers)
     named = [_TRACKERS[name][1](module, recipe, out) for name, module in modules.items()]
     return [MetricsFile(out / "metrics.jsonl", resume_step), *named]

@@ -155,7 +155,7 @@ class Validation:
 def openings(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12, *, questions: bool = False
 ) -> list[str]:
-    """The first words of some test documents, or of records the questions: prompts that fit any corpus."""
+    """Return the first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
     if questions:
         return [

@@ -47,7 +47,7 @@ def examples(saved: Saved, count: int = 3) -> list[Example]:
 
 
 def _beginning(text: str) -> Example:
-    """A text up to the first question that it answers itself (`?` as a word of its own), or its first words."""
+    """Return a text up to the first question that it answers itself (`?` as a word of its own), or its first words."""
     words = re.findall(r"\s*\S+", text)
     stops = [number for number, word in enumerate(words, 1) if word.strip() == "?"]
     cut = stops[0] if stops else min(_WORDS, len(words) // 2)

@@ -21,7 +21,7 @@ network requests.</p></main></noscript>"""
 
 
 def page(payload: dict[str, Any]) -> str:
-    """The page of a `payload`: self-contained, no network, light and dark.
+    """Return the page of a `payload`: self-contained, no network, light and dark.
 
     Raises:
         ValueError: a number in it is NaN or infinite.

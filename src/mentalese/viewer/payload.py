@@ -132,7 +132,7 @@ def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, An
 
 
 def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str, Any]:
-    """The text from the token `start` on, and whether it is right; `None` without a right answer."""
+    """Return the text from the token `start` on, and whether it is right; `None` without a right answer."""
     pairs = zip(trace.tokens[written:], trace.special[written:])
     text = "".join(token for token, special in pairs if not special).strip()
     own, wanted = final_answer(text), None if expected is None else final_answer(f"### {expected}")
@@ -141,7 +141,7 @@ def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str
 
 
 def _model_class(model_type: str) -> type[LanguageModel]:
-    """The class with the words for a model's thoughts."""
+    """Return the class with the words for a model's thoughts."""
     for family in families().values():
         if model_type in family.classes:
             kind = load(family.classes[model_type][1])
@@ -150,7 +150,7 @@ def _model_class(model_type: str) -> type[LanguageModel]:
 
 
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
-    """The words for a name: its own, those of its stem (`streams.` for `streams.3`), or the name itself."""
+    """Return the words for a name: its own, those of its stem (`streams.` for `streams.3`), or the name itself."""
     stem, dot, rest = key.partition(".")
     if key in words or stem + dot not in words or not dot:
         return words.get(key, Shown(key.replace("_", " ")))
@@ -182,7 +182,7 @@ def _edges(link: Tensor) -> list[list[float]]:
 
 
 def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], control: str | None) -> str:
-    """Adds the score `gain` of either model over the other, for tokens that both read after the same ones.
+    """Add the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
         What to know of the gain: surprisals that are no likelihoods, tokens without one; empty if it is nothing.
@@ -224,12 +224,12 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], cont
 
 
 def _no_likelihood(trace: dict[str, Any]) -> bool:
-    """Whether the surprisal of a trace, as it is drawn, is something else than every model's."""
+    """Return whether the surprisal of a trace, as it is drawn, is something else than every model's."""
     return bool(trace["scores"]["surprisal"]["about"] != SHOWN["surprisal"].about)
 
 
 def numbers(values: Tensor) -> list[Any]:
-    """A tensor [n] for JSON: four significant digits, `None` for NaN and infinity."""
+    """Return a tensor [n] for JSON: four significant digits, `None` for NaN and infinity."""
     return [_rounded(value) if isinstance(value, float) else value for value in values.tolist()]
 
 

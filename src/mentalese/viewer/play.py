@@ -75,7 +75,7 @@ class Knob:
     field: bool = False
 
     def component(self) -> gr.Slider | gr.Number:
-        """The slider or the field."""
+        """Return the slider or the field."""
         start = self.own if self.start is None else self.start
         precision = 0 if isinstance(self.step, int) else None
         named = {"label": self.label, "info": self.info, "precision": precision}
@@ -133,7 +133,7 @@ class Player:
         self.knobs = [*thought_knobs(saved), *sampling_knobs(saved)]
 
     def options(self, prompt: str, values: Sequence[float | None]) -> GenerateOptions:
-        """The options of `mentalese generate` with the page's settings.
+        """Return the options of `mentalese generate` with the page's settings.
 
         Args:
             values: of `knobs`, in order; `None`: left empty.
@@ -148,7 +148,7 @@ class Player:
         return GenerateOptions(prompt=(prompt,), **given)
 
     def command(self, options: GenerateOptions) -> str:
-        """The command line for the same text."""
+        """Return the command line for the same text."""
         words = ["mentalese", "generate", self.saved.path]
         for field in dataclasses.fields(options):
             if (value := getattr(options, field.name)) != field.default:
@@ -166,7 +166,7 @@ class Player:
     def write(
         self, options: GenerateOptions, stopped: threading.Event, seen: Callable[[ThoughtTrace], None] | None = None
     ) -> Generator[str, None, None]:
-        """The prompt and its continuation, longer each time; text that is not written in order is yielded once.
+        """Yield the prompt and its continuation, longer each time; text that is not written in order is yielded once.
 
         Args:
             stopped: stops the model at the next token once it is set.
@@ -201,7 +201,7 @@ class Player:
                 yield (written := written + piece)
 
     def _asked(self, options: GenerateOptions) -> Saved:
-        """The model under these options; the weights are shared."""
+        """Return the model under these options; the weights are shared."""
         saved = self.saved.at(options.stage, options.latents)
         if not options.config:
             return saved
@@ -229,11 +229,11 @@ class Player:
         return {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
 
     def known(self, prompt: str) -> Example | None:
-        """The example that a prompt is, as far as examples are loaded."""
+        """Return the example that a prompt is, as far as examples are loaded."""
         return next((one for one in self.__dict__.get("examples", ()) if one.prompt == prompt), None)
 
     def drawn(self, trace: ThoughtTrace, prompt: str) -> dict[str, Any]:
-        """A trace as the page of thoughts draws it."""
+        """Return a trace as the page of thoughts draws it."""
         size, known = count_parameters(self.saved.model)["total"], self.known(prompt)
         expected = known.rest if known is not None and known.question else None
         return payload([trace], names=model_names([self.saved.path]), parameters=[size], expected=expected)
@@ -262,7 +262,7 @@ class _Looks:
         self.framed = False
 
     def shown(self) -> tuple[Any, Any]:
-        """The frame, and what is sent to it, of the latest trace."""
+        """Return the frame, and what is sent to it, of the latest trace."""
         if not self.seen:
             return gr.skip(), gr.skip()
         drawn = self.player.drawn(self.seen[-1], self.prompt)
@@ -272,7 +272,7 @@ class _Looks:
 
 
 def build(player: Player) -> gr.Blocks:
-    """The page, before it is served."""
+    """Return the page, before it is served."""
     stops: dict[str | None, threading.Event] = {}  # by session: a button stops only its own reader's text
 
     def begin(request: gr.Request) -> tuple[Any, ...]:
@@ -361,7 +361,7 @@ def _rest(example: Example | None) -> str:
 
 
 def _text(given: str, written: str) -> str:
-    """A text; `given` is what the reader typed."""
+    """Return a text; `given` is what the reader typed."""
     own = given if written.startswith(given) else ""  # masks inside it are filled in
     new = escape(written[len(own) :])
     return f'<section class="text" aria-label="Text"><span class="given">{escape(own)}</span>{new}</section>'
@@ -373,7 +373,7 @@ def _status(sentence: str, *, error: bool = False) -> str:
 
 
 def _frame(page: str) -> str:
-    """A page in a frame that may run its own script and access nothing else."""
+    """Return a page in a frame that may run its own script and access nothing else."""
     about = 'class="thoughts" title="What the model thought" sandbox="allow-scripts allow-downloads"'
     return f'<iframe {about} srcdoc="{escape(page)}"></iframe>'
 
@@ -382,7 +382,7 @@ def _frame(page: str) -> str:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raises `InputError` if a page cannot be served there."""
+    """Raise `InputError` if a page cannot be served there."""
     if not 1 <= port <= 65535:
         raise InputError(f"--port is {port}: use a port from 1 to 65535")
     if not host:  # a socket would take it for all addresses
@@ -437,7 +437,7 @@ class OwnRequests:
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
-    """Serves the page in a thread of its own until `page.close()`; returns its address."""
+    """Serve the page in a thread of its own until `page.close()`; returns its address."""
     font = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=font, font_mono=mono)
@@ -463,7 +463,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
 
 
 def play(saved: Saved, host: str, port: int) -> None:
-    """Serves the page of a model until Ctrl+C.
+    """Serve the page of a model until Ctrl+C.
 
     Raises:
         InputError: the port is taken, or this machine does not have the host's address.

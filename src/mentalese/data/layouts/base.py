@@ -81,7 +81,7 @@ class Layout(ABC):
         return {}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
-        """The same layout at a stage, with a number of latents; `None` changes nothing.
+        """Return the same layout at a stage, with a number of latents; `None` changes nothing.
 
         Raises:
             InputError: this layout has neither.
@@ -92,7 +92,7 @@ class Layout(ABC):
         return self
 
     def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        """The ids of the markers that rows need, by the names that model configs use.
+        """Return the ids of the markers that rows need, by the names that model configs use.
 
         Raises:
             InputError: the tokenizer lacks one of them.
@@ -109,7 +109,7 @@ class Layout(ABC):
 
     @abstractmethod
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        """An epoch's rows; what is random in them is drawn from the generator.
+        """Return an epoch's rows; what is random in them is drawn from the generator.
 
         Raises:
             InputError: the split has no row of this layout.
@@ -117,7 +117,7 @@ class Layout(ABC):
 
     @abstractmethod
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """An epoch's batches: `order` and `bounds`, see `mentalese.data.packing`.
+        """Return an epoch's batches: `order` and `bounds`, see `mentalese.data.packing`.
 
         Raises:
             InputError: too few rows for one batch.
@@ -141,7 +141,8 @@ class Layout(ABC):
 
     def answer_lengths(self, split: Split) -> np.ndarray:
         """Tokens that a model writes after each question of records if it answers as the record does: steps and answer
-        with the end, int64 [documents]."""
+        with the end, int64 [documents].
+        """
         parts = np.diff(split.document_segments)
         answers = split.documents[1:] - split.segments[split.document_segments[:-1] + 1]
         return answers + (2 * parts if self.markers else 0)
@@ -155,7 +156,7 @@ class Layout(ABC):
         return 0
 
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
-        """Raises `InputError` if a run cannot train on this split, found before it starts.
+        """Raise `InputError` if a run cannot train on this split, found before it starts.
 
         Args:
             ranks: processes that share each batch.
@@ -174,7 +175,7 @@ class Layout(ABC):
         *,
         left: bool = False,
     ) -> Batch:
-        """Copies rows out of the store.
+        """Copy rows out of the store.
 
         Args:
             scored: what has labels, see `EvaluationConfig.tokens`; `None`: what is trained on.
@@ -217,7 +218,7 @@ class Layout(ABC):
     # -- prompts -------------------------------------------------------------------------------------------------------
 
     def prompt_text(self, prompt: str) -> str:
-        """A prompt as new text follows it."""
+        """Return a prompt as new text follows it."""
         return prompt
 
     def encode_prompts(
@@ -256,14 +257,15 @@ class Layout(ABC):
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         """A row of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
-        own beginning of a text)."""
+        own beginning of a text).
+        """
         from mentalese.data.prompts import TextRow
 
         start = TextRow.of_markers(self.special_ids(encoder.tokenizer)["bos_token_id"])
         return (encoder.beginning or start) + encoder.text(self.prompt_text(text))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """The template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""
+        """Return the template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""
         return None
 
     # -- the protocol --------------------------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ class Layout(ABC):
         """What is published next to a perplexity: `context`, `first_token` and `sentences`."""
 
     def check_evaluation(self, evaluation: EvaluationConfig) -> None:
-        """Raises `InputError` for a protocol that this layout does not have."""
+        """Raise `InputError` for a protocol that this layout does not have."""
         if evaluation.metric == "accuracy" and not self.questions:
             raise InputError(f"evaluation.metric is 'accuracy': layout {self.kind!r} has no questions; use layout 'qa'")
         if evaluation.joined and not self.plain:

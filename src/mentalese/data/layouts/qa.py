@@ -88,7 +88,7 @@ class QuestionAnswer(RowLayout):
         return min(stage, self.stages) * (self.latents_per_step or 0) if self.latents is None else self.latents
 
     def asked(self) -> dict[str, int | None]:
-        """The stage, and latents per question (`None`: not even their markers)."""
+        """Return the stage, and latents per question (`None`: not even their markers)."""
         return {"stage": self.stage, "latents": self.latents_at(self.stage) if self.has_latents else None}
 
     def at(self, stage: int | None, latents: int | None) -> QuestionAnswer:
@@ -141,7 +141,7 @@ class QuestionAnswer(RowLayout):
         return rows.stop - rows.rest
 
     def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
-        """The first documents, each a row of its own at `stage`.
+        """Return the first documents, each a row of its own at `stage`.
 
         Args:
             generator: draws what is random in training; `None`: nothing is.
@@ -159,7 +159,7 @@ class QuestionAnswer(RowLayout):
         return rows
 
     def _rows(self, split: Split, documents: int, generator: np.random.Generator | None) -> Rows:
-        """A document's first segment is the question, its last one the answer."""
+        """Return a document's first segment is the question, its last one the answer."""
         start, stop = split.documents[:documents], split.documents[1 : documents + 1]
         first, last = split.document_segments[:documents], split.document_segments[1 : documents + 1] - 1
         target = split.segments[np.minimum(first + 1, last)]
@@ -202,11 +202,12 @@ class QuestionAnswer(RowLayout):
 
     def prompt_text(self, prompt: str) -> str:
         """A question is on a line of its own, as that of a record: without white space around it, and with a space for
-        each break of a line."""
+        each break of a line.
+        """
         return f"{one_line(prompt)}\n"
 
     def _latents(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """The latents of a question between their markers, if there are any."""
+        """Return the latents of a question between their markers, if there are any."""
         if not self.has_latents:
             return []
         first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_NAMES)
@@ -218,7 +219,7 @@ class QuestionAnswer(RowLayout):
         return encoder.beginning + encoder.question(text) + TextRow.of_markers(*self._latents(encoder.tokenizer))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """A question from the user, the latents, and the assistant's steps and answer, as in training."""
+        """Return a question from the user, the latents, and the assistant's steps and answer, as in training."""
         from mentalese.data.tokenizers import beginning
 
         parts = {

@@ -127,7 +127,7 @@ def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
 
 
 def by_size(name: str, model: dict[str, Any], description: str, learning_rate: float) -> Recipe:
-    """A small model for any text (`--data`), 10M tokens."""
+    """Return a small model for any text (`--data`), 10M tokens."""
     return Recipe(
         name=name,
         description=f"{description}, for any text",
@@ -163,7 +163,7 @@ def published(
 
 
 def openstax(size: str) -> Recipe:
-    """The runs that `results/` publishes: their corpus is given by `--data`."""
+    """Return the runs that `results/` publishes: their corpus is given by `--data`."""
     width, heads, learning_rate = GPT2_SIZES[size]
     return Recipe(
         name=f"gpt2/openstax-{size}",

@@ -47,7 +47,8 @@ NEAREST = 5  # tokens of a trace that stand beside a latent
 
 class Gate(nn.Linear):
     """W h + b of a gate, W = 0 at the start (appendix A.3), without the sigmoid: tools that adapt or quantise linear
-    maps replace the module."""
+    maps replace the module.
+    """
 
     def __init__(self, width: int, bias_init: float) -> None:
         super().__init__(width, width)

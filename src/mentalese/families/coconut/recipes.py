@@ -258,7 +258,8 @@ def compared(recipe: Recipe, curriculum: Curriculum, **fields: Any) -> list[Reci
 
 def table1() -> list[Recipe]:
     """Return every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20
-    epochs."""
+    epochs.
+    """
     prosqa = paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128)
     longer = dataclasses.replace(
         prosqa,
@@ -279,7 +280,8 @@ def table1() -> list[Recipe]:
 
 def ablations() -> list[Recipe]:
     """Return AGCLR on HotpotQA without one gate (Table 2), with the memory frozen after pass 2 (Figure 5), and with the
-    other gates at the start (Table 3)."""
+    other gates at the start (Table 3).
+    """
     full = method(hotpotqa(), "agclr", WORD_PROBLEMS)
     changes: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"table2-no-{gate}": (f"without the {gate} gate", "Table 2", {"gates": [g for g in GATES if g != gate]})

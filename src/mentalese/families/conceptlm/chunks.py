@@ -48,7 +48,7 @@ class Chunks:
         real: Tensor | None = None,
         on_host: Tensor | None = None,
     ) -> Chunks:
-        """The chunks of a call.
+        """Return the chunks of a call.
 
         Args:
             length: L.
@@ -76,7 +76,7 @@ class Chunks:
         return torch.arange(self.count, device=device) < ended[:, None]
 
     def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:
-        """The sum of each chunk's states so far [B, C + 1, d]: row i's chunks, its unfinished one among them.
+        """Return the sum of each chunk's states so far [B, C + 1, d]: row i's chunks, its unfinished one among them.
 
         Args:
             hidden: [B, L, d].
@@ -103,7 +103,7 @@ class Chunks:
         return table.gather(1, index[..., None].expand(-1, -1, table.shape[2]))
 
     def last(self, table: Tensor) -> Tensor:
-        """Each row's entry after its last whole chunk [B, d] of [B, C + 1, d]."""
+        """Return each row's entry after its last whole chunk [B, d] of [B, C + 1, d]."""
         if isinstance(self.ended, int):
             return table[:, self.ended]
         return table[torch.arange(len(table), device=table.device), self.ended]

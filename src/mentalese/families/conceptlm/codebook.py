@@ -91,7 +91,7 @@ class Codebook(nn.Module):
 
 
 def mix(weights: Tensor, codes: Tensor) -> Tensor:
-    """The codes' weighted sums, segment by segment (section 2.2).
+    """Return the codes' weighted sums, segment by segment (section 2.2).
 
     Args:
         weights: [.., S * N].
@@ -106,7 +106,7 @@ def mix(weights: Tensor, codes: Tensor) -> Tensor:
 
 @torch.no_grad()
 def nearest_codes(concepts: Tensor, codes: Tensor) -> Tensor:
-    """The nearest code of each segment by Euclidean distance: [n, d] and [S, N, c] to [n, S]."""
+    """Return the nearest code of each segment by Euclidean distance: [n, d] and [S, N, c] to [n, S]."""
     with torch.autocast(concepts.device.type, enabled=False):
         parts = _split(concepts, codes)
         # |u|^2 is the same for all codes of a table

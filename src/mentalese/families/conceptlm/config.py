@@ -112,7 +112,7 @@ class MTPConfig(LayeredDecoderConfig):
 
 
 def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:
-    """The `model` of a recipe whose backbone is this decoder.
+    """Return the `model` of a recipe whose backbone is this decoder.
 
     Args:
         token_layers: make the decoder itself this many layers deeper instead, which start as copies of its first ones:

@@ -147,7 +147,8 @@ def _size(result: dict[str, Any]) -> int:
 
 def _reached(x: list[float], y: list[float], target: float) -> float | None:
     """The first x at which y has fallen to the target, by a line between logarithms; `None` if it never is so low, or
-    is from the start."""
+    is from the start.
+    """
     for before, after in pairwise(range(len(x))):
         if y[before] > target >= y[after]:
             part = math.log(y[before] / target) / math.log(y[before] / y[after])
@@ -178,7 +179,7 @@ class _Read:
 
 
 def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
-    """The chunks of a batch, row by row, and the concept module's whole output."""
+    """Return the chunks of a batch, row by row, and the concept module's whole output."""
     import torch
 
     ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
@@ -190,7 +191,7 @@ def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
 
 
 def _validation(saved: Saved) -> _Read:
-    """The first chunks of the validation split, in rows of the length used in training."""
+    """Return the first chunks of the validation split, in rows of the length used in training."""
     import torch
 
     chunks: list[_Read] = []
@@ -203,7 +204,7 @@ def _validation(saved: Saved) -> _Read:
 
 
 def _open(path: str) -> Saved:
-    """A ConceptLM with codes, that reads rows of the length used in training."""
+    """Return a ConceptLM with codes, that reads rows of the length used in training."""
     from mentalese.models.saved import load
 
     saved = load(path)
@@ -216,7 +217,7 @@ def _open(path: str) -> Saved:
 
 
 def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """A text chunk by chunk: its code in one segment, the error of the prediction, and chunks of the same code.
+    """Return a text chunk by chunk: its code in one segment, the error of the prediction, and chunks of the same code.
 
     The segment is the one whose codes the validation split uses most evenly. Next to a chunk are the chunks of that
     split with the same code that are nearest to it in the segment's channels. The error is the mean squared one over
@@ -257,7 +258,7 @@ def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 def _chunks(
     tokenizer: Any, read: _Read, encoded: Any, split: _Read, num_codes: int
 ) -> tuple[list[dict[str, Any]], int, float]:
-    """The numbers of each chunk of a text; the segment that they are of, and its perplexity."""
+    """Return the numbers of each chunk of a text; the segment that they are of, and its perplexity."""
     from mentalese.families.conceptlm.codebook import nearest_codes, usage
 
     used = usage(split.codes, num_codes)
@@ -287,7 +288,7 @@ def _chunks(
 
 
 def _different(tokenizer: Any, tokens: Tensor, order: Tensor, text: str) -> list[str]:
-    """The first few chunks in this order with another text, each once."""
+    """Return the first few chunks in this order with another text, each once."""
     others: list[str] = []
     for index in order.tolist():
         other = tokenizer.decode(tokens[index].tolist())

@@ -58,7 +58,8 @@ from mentalese.nn.controls import controlled
 
 class ConceptCache(ThoughtCache):
     """Token layers' keys and values, and of each row: the sum of its unfinished chunk, the concept that it reads, and
-    the concept layers' keys and values, a column a concept. `codes` are the code tables, the same for all rows."""
+    the concept layers' keys and values, a column a concept. `codes` are the code tables, the same for all rows.
+    """
 
     def __init__(self, num_hidden_layers: int = 0) -> None:
         super().__init__(num_hidden_layers)
@@ -262,7 +263,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return (self._fused(hidden, call), *args[1:]), kwargs
 
     def _fused(self, hidden: Tensor, call: _Call) -> Tensor:
-        """The decoder's input [B, L, d] of the encoder's states (section 2.3)."""
+        """Return the decoder's input [B, L, d] of the encoder's states (section 2.3)."""
         chunks, cache = call.chunks, call.cache
         state = {} if cache is None else cache.state
         held = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
@@ -290,7 +291,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """p [B, C, d] after concepts u [B, C, d] and those in the cache, the code tables [S, N, c], and the heads'
-        logits [B, C, S * N]."""
+        logits [B, C, S * N].
+        """
         count = pooled.shape[1]
         before, alike = chunks.before, isinstance(chunks.before, int)
         column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
@@ -394,7 +396,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @torch.compiler.disable
     def _watch(self, used: Usage, concepts: Tensor) -> None:
-        """Warns once where codebooks have collapsed: most inputs go to a few codes (appendix E.3).
+        """Warn once where codebooks have collapsed: most inputs go to a few codes (appendix E.3).
 
         Where inputs are few, so are their codes: those of the last step's `concepts` [n, d] are held against how many
         of these differ.

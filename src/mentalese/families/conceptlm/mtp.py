@@ -114,7 +114,8 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
 
     def fill(self, traces: list[ThoughtTrace], encoded: MTPEncoded, real: Tensor) -> None:
         """Each later head's state over the token that it predicts, and what that token cost it: `surprisal.2` is in
-        nats, of the head that predicts two ahead."""
+        nats, of the head that predicts two ahead.
+        """
         input_ids = torch.stack([trace.input_ids for trace in traces])
         labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
         for ahead, hidden in enumerate(encoded.future, 2):

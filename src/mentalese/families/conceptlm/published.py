@@ -50,7 +50,7 @@ _COMPUTED |= {"layer_norm_option": "rawadd"}
 
 
 def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
-    """Writes the model of a published folder into `out`, with its tokenizer; weights keep their precision.
+    """Write the model of a published folder into `out`, with its tokenizer; weights keep their precision.
 
     Returns:
         The model, without the buffers that are not saved: open it from `out`.

@@ -46,13 +46,13 @@ IMPLICIT = {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}
 
 
 def deeper(decoder: dict[str, Any], layers: int) -> dict[str, Any]:
-    """The decoder with `layers` more token layers."""
+    """Return the decoder with `layers` more token layers."""
     name = "n_layer" if "n_layer" in decoder else "num_hidden_layers"
     return decoder | {name: decoder[name] + layers}
 
 
 def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recipe:
-    """The recipe, whose model is a decoder, as one of `TITLES`.
+    """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
         suffix: of the new name; `-NAME` by default, and none of ConceptLM's own.
@@ -200,7 +200,7 @@ def trained(
     parts: int = 32,
     evaluation: EvaluationConfig = BOUNDED,
 ) -> Recipe:
-    """A run of the paper.
+    """Return a run of the paper.
 
     Args:
         parts: micro-batches of a step on one process.

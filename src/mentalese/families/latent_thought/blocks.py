@@ -60,7 +60,7 @@ class Past:
     visible: Tensor | None
 
     def keep(self, name: str, new: Tensor) -> Tensor:
-        """Stores new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
+        """Store new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
         old = self.state[name] if name in self.state else new.new_zeros(())
         slots = new
         if new.shape[2] > 1:

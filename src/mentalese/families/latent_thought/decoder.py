@@ -124,7 +124,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return rows
 
     def _past(self, cache: ThoughtCache, rows: PackedRows, places: Tensor) -> tuple[Tensor, Past]:
-        """The positions [B, N] of new tokens, counted from the first one of the text, and the cache in use."""
+        """Return the positions [B, N] of new tokens, counted from the first one of the text, and the cache in use."""
         window, lengths, length = self.config.window_size, rows.lengths, places.shape[1]
         before = cache.state.get("tokens", torch.zeros_like(lengths[:, None]))
         after = before + lengths[:, None]
@@ -143,7 +143,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return places, past
 
     def decode(self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, kept: list[Tensor] | None = None) -> Tensor:
-        """The stream [B, N, d] of `read` and thoughts [B, N_z, d] to what the head reads, [B, N, d].
+        """Return the stream [B, N, d] of `read` and thoughts [B, N_z, d] to what the head reads, [B, N, d].
 
         Thoughts are layer-major; `None` is the prior mean. The stream after each block but the last goes to `kept`.
         """
@@ -168,7 +168,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return self.final_norm(x)
 
     def check_z(self, z: Tensor | None, rows: int) -> Tensor | None:
-        """The thoughts that a caller passed; raises `InputError` unless their shape is [rows, N_z, d]."""
+        """Return the thoughts that a caller passed; raises `InputError` unless their shape is [rows, N_z, d]."""
         config = self.config
         shape = (rows, config.num_latents, config.hidden_size)
         if z is not None and (z.shape != shape or not config.num_latents):

@@ -65,7 +65,7 @@ def _open(paths: Sequence[str]) -> list[Saved]:
 
 
 def _one(paths: Sequence[str], name: str, *, layered: bool = False) -> tuple[Saved, str]:
-    """The only model, which has thoughts, and its name; `layered`: each layer has thoughts of its own."""
+    """Return the only model, which has thoughts, and its name; `layered`: each layer has thoughts of its own."""
     path = only_path(paths, f"latent_thought/{name}")
     (saved,), (label,) = _open([path]), model_names([path])
     if not saved.model.config.num_latents:
@@ -79,7 +79,7 @@ def _one(paths: Sequence[str], name: str, *, layered: bool = False) -> tuple[Sav
 
 
 def _takes_steps(saved: Saved) -> bool:
-    """Whether thoughts are found by fast steps, not by an encoder."""
+    """Return whether thoughts are found by fast steps, not by an encoder."""
     config = saved.model.config
     return config.num_latents > 0 and config.scoring == "variational"
 
@@ -181,7 +181,7 @@ def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndarray) -> Any:
-    """The text by number of layers, and as it is, each word in the same place; wrong words are dots."""
+    """Return the text by number of layers, and as it is, each word in the same place; wrong words are dots."""
     rows = [
         (f"thoughts of {i} of {len(right)} layers", f"{kept.mean():.0%} of words, {share:.0%} of tokens", kept)
         for i, (kept, share) in enumerate(zip(right, tokens), 1)
@@ -407,7 +407,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _trained(path: str) -> dict[str, Any]:
-    """The numbers of a finished run of this family."""
+    """Return the numbers of a finished run of this family."""
     from mentalese.families.latent_thought.config import LTMConfig
 
     result = read_result(path)

@@ -117,7 +117,7 @@ class LTMGeneration(LTMDecoder[E]):
         return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
 
     def _setting(self, name: str, generation_config: Any, kwargs: dict[str, Any]) -> Any:
-        """A setting of Hugging Face's: of the call, of the config passed to it, or of the model's; or `None`."""
+        """Return a setting of Hugging Face's: of the call, of the config passed to it, or of the model's; or `None`."""
         sources = kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name)
         return next((value for value in sources if value is not None), None)
 

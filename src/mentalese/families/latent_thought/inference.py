@@ -87,7 +87,7 @@ def infer(
     seed: int | Tensor = 0,
     show: bool = False,
 ) -> Posterior:
-    """The posterior over the thoughts that explain a batch's labels, for each row.
+    """Return the posterior over the thoughts that explain a batch's labels, for each row.
 
     The posterior of a row without targets is the prior. Works under `torch.no_grad` and `torch.inference_mode` too.
 
@@ -111,13 +111,13 @@ def infer(
 
 
 def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
-    """A text [B, L] as a batch whose thoughts are to be inferred: all its tokens are labels."""
+    """Return a text [B, L] as a batch whose thoughts are to be inferred: all its tokens are labels."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     return {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, IGNORED)}
 
 
 def differentiable(batch: Batch) -> Batch:
-    """Copies of the batch's tensors: autograd refuses those created under `torch.inference_mode`."""
+    """Copy of the batch's tensors: autograd refuses those created under `torch.inference_mode`."""
     return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
@@ -146,7 +146,7 @@ class FastLearning:
         learning_rate: float | None = None,
         noise: str | None = None,
     ) -> FastLearning:
-        """Settings to use instead of the config's; `None` leaves the config's.
+        """Return settings to use instead of the config's; `None` leaves the config's.
 
         Raises:
             InputError: a method that the model does not have, a number out of range, or a setting without effect.
@@ -252,7 +252,7 @@ def _frozen(model: LTMDecoder) -> Iterator[None]:
 
 
 def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
-    """Raises `InputError` if the slope of the negative ELBO is that of the KL alone, the parameter itself."""
+    """Raise `InputError` if the slope of the negative ELBO is that of the KL alone, the parameter itself."""
     if bool(live.any()) and torch.equal(slope[live], parameter[live]):
         raise InputError(
             "the model's maps pass no gradient on to thoughts (quantised activations), so none can be inferred: "
@@ -261,12 +261,12 @@ def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
 
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """The sum of two gradients, each `None` if a weight takes no part."""
+    """Return the sum of two gradients, each `None` if a weight takes no part."""
     return more if total is None else total if more is None else total + more
 
 
 def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
-    """The posterior that the encoder of a VAE computes (section 2.2), differentiable in its weights.
+    """Return the posterior that the encoder of a VAE computes (section 2.2), differentiable in its weights.
 
     It only reads a row's first token and its `targets` [B, N - 1]. The posterior of a row without targets is the prior.
     """
@@ -287,7 +287,7 @@ def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
 
 
 def check_finite(elbo: Tensor, rate: str) -> None:
-    """Raises `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
+    """Raise `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
     steps = elbo.detach().view(-1, elbo.shape[-1]).tolist()
     for step, row, value in ((s, r, v) for s, values in enumerate(steps) for r, v in enumerate(values)):
         if not math.isfinite(value):
@@ -356,6 +356,6 @@ class _Langevin:
 
 
 def schedule(kind: str, step: int, steps: int) -> float:
-    """The factor of the learning rate at a fast step (from 0); a tenth at the last one, unless constant."""
+    """Return the factor of the learning rate at a fast step (from 0); a tenth at the last one, unless constant."""
     share = step / max(steps - 1, 1)
     return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]

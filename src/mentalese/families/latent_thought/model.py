@@ -334,7 +334,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         z: Tensor | None = None,
         fast_steps: int | None = None,
     ) -> LTMEncoded:
-        """Final hidden states [B, L, d] given thoughts, by default the prior mean; zero at padding.
+        """Return final hidden states [B, L, d] given thoughts, by default the prior mean; zero at padding.
 
         It never infers thoughts, which would read the text it predicts: see `infer`, `token_nll`, `generate`.
 
@@ -417,7 +417,8 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
 
     def first_thoughts(self, z: Tensor) -> Tensor:
         """[layers + 1, B, N_z, d]: thoughts z [B, N_z, d] of the first 0, 1 .. all layers, and the prior mean, zero,
-        for the others (appendix B)."""
+        for the others (appendix B).
+        """
         kept = z.new_ones(self.thought_layers + 1, self.thought_layers).tril(-1)
         return (z.unflatten(1, (self.thought_layers, -1)) * kept[:, None, :, None, None]).flatten(2, 3)
 

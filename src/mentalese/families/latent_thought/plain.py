@@ -312,7 +312,8 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, at: Tensor, of: Tensor, config: LTMConfig, seen: Tensor | None = None
 ) -> Tensor:
     """Return what queries [batch, n, hidden] at positions [n] read from keys and values [batch, m, hidden] at
-    positions [m]; `seen` is bool [n, m], and without it they read from all."""
+    positions [m]; `seen` is bool [n, m], and without it they read from all.
+    """
     q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (q, k, v))
     q, k = rotated(q, at), rotated(k, of)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])

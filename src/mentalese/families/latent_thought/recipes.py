@@ -34,7 +34,7 @@ RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
 
 def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> dict[str, Any]:
-    """A decoder trained on blocks of `length`, with `latents` thoughts in all."""
+    """Return a decoder trained on blocks of `length`, with `latents` thoughts in all."""
     return {
         "model_type": "ltm",
         "hidden_size": width,
@@ -49,7 +49,7 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
 
 
 def own(width: int, *sizes: int, **fields: Any) -> dict[str, Any]:
-    """A model of ours. At few channels thoughts are used only if initial weights follow the width (README)."""
+    """Return a model of ours. At few channels thoughts are used only if initial weights follow the width (README)."""
     return model(width, *sizes, initializer_range=initial_weights(width), **fields)
 
 
@@ -73,7 +73,7 @@ def without_thoughts(recipe: Recipe) -> Recipe:
 
 
 def with_baseline(recipe: Recipe) -> list[Recipe]:
-    """The recipe and its `-ar`."""
+    """Return the recipe and its `-ar`."""
     baseline = without_thoughts(recipe)
     return [dataclasses.replace(recipe, baseline=baseline.name), baseline]
 
@@ -176,7 +176,7 @@ def paper(name: str, text: str, layers: int, steps: int, latents: int, tokens: i
 
 
 def table1() -> list[Recipe]:
-    """The rows of Table 1, "evaluated at checkpoints with equivalent total training compute".
+    """Return the rows of Table 1, "evaluated at checkpoints with equivalent total training compute".
 
     Small and Medium have a schedule of the tokens that the table states. Large is the first 0.9B tokens of its run of
     3B (section 3.3), "far from convergence".

@@ -24,7 +24,8 @@ BEYOND = 4  # times the turns of training
 
 def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """Draw perplexity (of questions, accuracy) by turns at test, and the share of its length by which a turn moves the
-    state, a mean over tokens. A dashed line stands at the mean of training."""
+    state, a mean over tokens. A dashed line stands at the mean of training.
+    """
     from mentalese.models.saved import load
 
     models = [load(path).scored_by(max_documents=DOCUMENTS) for path in paths]

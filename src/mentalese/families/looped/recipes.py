@@ -46,7 +46,8 @@ def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
 
 def shape_of(layers: int) -> tuple[int, int, int]:
     """Return prelude, block and coda for a trained decoder of this many layers: published ones, or a quarter, half and
-    a quarter."""
+    a quarter.
+    """
     ends = layers // 4
     return PUBLISHED.get(layers, (ends, layers - 2 * ends, ends))
 

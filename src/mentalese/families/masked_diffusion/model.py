@@ -113,7 +113,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             init.zeros_(module.bias)
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """The rows of tokens [B, N]; a GPU is waited for if there is a mask, once.
+        """Return the rows of tokens [B, N]; a GPU is waited for if there is a mask, once.
 
         Args:
             attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
@@ -196,7 +196,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return torch.cat([score_entropy(self.lm_head(h), y) for h, y in pieces])
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The bound at one time per row, in nats per target: comparable with a causal model's loss.
+        """Return the bound at one time per row, in nats per target: comparable with a causal model's loss.
 
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
@@ -306,7 +306,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         output_hidden_states: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
-        """Final hidden states [B, N, d]; those at masks predict the token there.
+        """Return final hidden states [B, N, d]; those at masks predict the token there.
 
         Args:
             input_ids: [B, N], `config.mask_token_id` at tokens to predict.
@@ -318,7 +318,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the labels [B, N] at masks."""
+        """Return the mean cross-entropy of the labels [B, N] at masks."""
         targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
         return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.loss_head(), targets)
 
@@ -449,6 +449,6 @@ def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> 
 
 
 def _drawn(scores: Tensor, chance: Tensor) -> Tensor:
-    """A token [n] from each distribution of logits [n, v]: its inverse cumulative sum at uniform numbers [n]."""
+    """Return a token [n] from each distribution of logits [n, v]: its inverse cumulative sum at uniform numbers [n]."""
     sums = scores.softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, chance[:, None] * sums[:, -1:])[:, 0]  # in float32 they end near 1

@@ -11,7 +11,7 @@ from mentalese.recipe import OptimizerConfig, Recipe
 
 
 def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: Any) -> Recipe:
-    """The run of an autoregressive baseline of Latent Thought Models with masks instead of causality.
+    """Return the run of an autoregressive baseline of Latent Thought Models with masks instead of causality.
 
     The published models have 128 channels of the time, which would be half the weights of a narrow one; here the
     narrower ones have 1/6 of their width.
@@ -31,7 +31,7 @@ def masked_diffusion(objective: str, twin: str, name: str, description: str, **f
 
 
 def diffusion_table1(objective: str, size: str, steps: int, optimizer: OptimizerConfig) -> Recipe:
-    """A masked diffusion model of Table 1 of Latent Thought Models' paper."""
+    """Return a masked diffusion model of Table 1 of Latent Thought Models' paper."""
     width, heads, layers, _ = GPT2_PUBLISHED[size]
     sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers}
     if objective != "mdlm":

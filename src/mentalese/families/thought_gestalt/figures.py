@@ -35,7 +35,7 @@ CONDITIONS = {"normal": "--", "reversed": "-"}
 
 
 def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The gate of each cross-attention layer, one panel per run."""
+    """Return the gate of each cross-attention layer, one panel per run."""
     from matplotlib import colormaps
 
     runs = [_records(path, "memory_gate.") for path in paths]
@@ -71,7 +71,7 @@ def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _records(path: str, prefix: str) -> tuple[list[dict[str, Any]], int]:
-    """A run's records that contain numbers of this kind, and its best step."""
+    """Return a run's records that contain numbers of this kind, and its best step."""
     records = read_run(path)
     kept = [record for record in records if any(name.startswith(prefix) for name in record)]
     if not kept:
@@ -231,7 +231,7 @@ def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The probe of the best models of finished runs, over the size of their training text (Figure 5).
+    """Return the probe of the best models of finished runs, over the size of their training text (Figure 5).
 
     A model that is not a run, such as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
     """
@@ -325,7 +325,7 @@ def _series(
 
 
 def _probed(path: str, label: str) -> dict[str, Any]:
-    """The probe of a run at each of its checkpoints and of its best model, or of a saved model."""
+    """Return the probe of a run at each of its checkpoints and of its best model, or of a saved model."""
     checkpoints = {int(folder.name.removeprefix("step-")): folder for folder in Path(path).glob("checkpoints/step-*")}
     if not checkpoints:
         return _with_trends(path, label, [_point(path, label, None, None)])

@@ -429,7 +429,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
     def compiled_parts(self) -> list[nn.Module]:
         """The recurrent layers of a step as one graph, and each later block: a graph of all steps would be compiled
-        again for each batch."""
+        again for each batch.
+        """
         return [CompiledLayers(self), *self.layers[self.config.recurrent_layers :]]
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:

@@ -88,7 +88,7 @@ class Attention(nn.Module):
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=state.mask))
 
     def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
-        """All keys or values so far, [B, heads, m, d_h (+ n)]."""
+        """Return all keys or values so far, [B, heads, m, d_h (+ n)]."""
         name, end = f"{name}.{state.layer}", state.end
         assert state.cache is not None
         assert state.slots is not None
@@ -161,7 +161,8 @@ class ForkDecision(nn.Module):
 
     def forward(self, x: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
         """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream; and the embedding of
-        forks [d], which is read here because weights that are kept elsewhere are here only during a call."""
+        forks [d], which is read here because weights that are kept elsewhere are here only during a call.
+        """
         decided = self.decide(self.norm(x))
         decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
         decisions = controlled(decisions, self.config.thought_control, math.log(0.5)).clamp(max=0.0)
@@ -179,7 +180,7 @@ class ForkDecision(nn.Module):
 
     @torch.no_grad()
     def observe(self, lowest: Tensor) -> None:
-        """Keeps what rows say of the threshold until the step is over.
+        """Keep what rows say of the threshold until the step is over.
 
         Args:
             lowest: [B], the lowest score that each row's top-k keeps, see `lowest_kept`.
@@ -191,7 +192,7 @@ class ForkDecision(nn.Module):
 
     @torch.no_grad()
     def after_step(self, share: float) -> None:
-        """Moves the threshold a share of the way to the mean over the step's rows, on all ranks."""
+        """Move the threshold a share of the way to the mean over the step's rows, on all ranks."""
         if self.observed is None:
             return
         found, self.observed = self.observed, None
@@ -201,7 +202,7 @@ class ForkDecision(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, lowest: Tensor, share: float = CALIBRATION) -> None:
-        """Moves the threshold a share of the way to `lowest` (scalar)."""
+        """Move the threshold a share of the way to `lowest` (scalar)."""
         moved = self.threshold.lerp(lowest, share)
         keeps = moved.isfinite() & (self.threshold != UNKNOWN)
         self.threshold.copy_(torch.where(keeps, moved, lowest))

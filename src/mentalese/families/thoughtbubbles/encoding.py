@@ -62,7 +62,7 @@ class Encoding:
         return labels.masked_fill(~predicts, IGNORED)
 
     def keep(self, kept: Tensor) -> Streams:
-        """The streams of the tokens in columns [m] or [B, m]; their tokens are counted by those."""
+        """Return the streams of the tokens in columns [m] or [B, m]; their tokens are counted by those."""
         streams, width = self.streams, self.rows.width
         rows, device = len(streams.token), streams.token.device
         slots = torch.full((rows, width), kept.shape[-1], device=device)
@@ -70,11 +70,11 @@ class Encoding:
         return streams.renumbered(slots.gather(1, self.columns(streams.token)), kept.shape[-1])
 
     def columns(self, token: Tensor) -> Tensor:
-        """The columns of packed tokens [B, N]."""
+        """Return the columns of packed tokens [B, N]."""
         return token if self.rows.columns is None else self.rows.columns.gather(1, token)
 
     def genealogy(self, row: int, layers: int) -> dict[str, Tensor]:
-        """The table `ThoughtTrace.streams` of a row, for a model with `layers` blocks."""
+        """Return the table `ThoughtTrace.streams` of a row, for a model with `layers` blocks."""
         streams, parts, count = self.streams, [], 0
         parents = torch.empty(0, dtype=torch.long, device=streams.token.device)
         for chosen_from in self.candidates:

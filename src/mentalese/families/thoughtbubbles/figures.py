@@ -50,7 +50,7 @@ LINE = 40  # tokens in a row
 
 
 def _open(path: str) -> Saved:
-    """A model with forks."""
+    """Return a model with forks."""
     from mentalese.models.saved import load
 
     saved = load(path)
@@ -66,7 +66,7 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
 
 
 def _selection(saved: Saved) -> str:
-    """The model's selection in words."""
+    """Return the model's selection in words."""
     rule = saved.model.config.selection
     return f"selection: {rule}, {'not causal: later tokens influence it' if rule == 'block' else 'causal'}"
 
@@ -148,7 +148,7 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _other(path: str, saved: Saved, label: str) -> Saved:
-    """A model that reads the same tokens."""
+    """Return a model that reads the same tokens."""
     from mentalese.data.tokenizers import tokenizer_fingerprint
     from mentalese.models.build import context_length
     from mentalese.models.saved import load
@@ -174,7 +174,7 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch that each belongs to.
+    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch that each belongs to.
 
     A stretch ends before a token that is not scored, such as a document's end.
     """
@@ -232,7 +232,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The share of attention of a token's own stream, and of a fork, on streams of each kind.
+    """Return the share of attention of a token's own stream, and of a fork, on streams of each kind.
 
     Means over heads and the blocks after the last fork, then over the visible streams of a kind, then over all readers
     that see one. Tokens are those with at least one fork.
@@ -341,7 +341,7 @@ def _percent(share: float) -> str:
 
 
 def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """The streams of each token of a text after each forking layer."""
+    """Return the streams of each token of a text after each forking layer."""
     import torch
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -414,7 +414,7 @@ def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _approach(path: str, fields: dict[str, Any]) -> str:
-    """The row of Table 1 that a recipe's `model` section belongs to."""
+    """Return the row of Table 1 that a recipe's `model` section belongs to."""
     if fields["model_type"] != "thoughtbubbles":
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
     if fields.get("copies", 1) > 1:

@@ -43,7 +43,8 @@ class Streams:
 
     def positions(self, rotation: str) -> Tensor:
         """[B, N]: the stream p places left of token i's own has the position i + 1 - p/q (Eq. 13), see `rotation` of
-        `ThoughtbubblesConfig`; a token without forks is at i + 1."""
+        `ThoughtbubblesConfig`; a token without forks is at i + 1.
+        """
         counts = self.counts.gather(1, self.token)
         first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
         place = torch.arange(self.token.shape[1], device=self.token.device) - first
@@ -52,7 +53,7 @@ class Streams:
         return self.before + self.token + 1 - (counts - 1 - place) / (counts - 1).clamp(min=1)
 
     def renumbered(self, token: Tensor, length: int) -> Streams:
-        """The streams whose number in `token` [B, N] is below `length`, as streams of `length` tokens."""
+        """Return the streams whose number in `token` [B, N] is below `length`, as streams of `length` tokens."""
         keep = token < length
         if bool(keep.all()):
             index, real = torch.arange(keep.shape[1], device=keep.device).expand_as(keep), self.real
@@ -100,7 +101,7 @@ class Streams:
         )
 
     def sum_by_token(self, values: Tensor) -> Tensor:
-        """Sums `values` [B, N, ..] of real streams by token: [B, L, ..]."""
+        """Sum `values` [B, N, ..] of real streams by token: [B, L, ..]."""
         if self.real is not None:
             values = values.masked_fill(~self.real.view(*self.real.shape, *[1] * (values.ndim - 2)), 0.0)
         index = self.token.view(*self.token.shape, *[1] * (values.ndim - 2)).expand_as(values)
@@ -197,7 +198,7 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def select_block(merit: Tensor, quota: Tensor) -> Tensor:
-    """The best `quota` [B] candidates of each row of `merit` [B, n], the earlier one among equals."""
+    """Return the best `quota` [B] candidates of each row of `merit` [B, n], the earlier one among equals."""
     order = merit.sort(dim=1, descending=True, stable=True).indices
     place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
     return torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, place < quota[:, None])
@@ -213,7 +214,7 @@ def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
 
 
 def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
-    """The kept candidates that fit, token after token, of each token the best; the earlier one among equals.
+    """Return the kept candidates that fit, token after token, of each token the best; the earlier one among equals.
 
     Args:
         merit: [B, n].
@@ -249,7 +250,7 @@ def within_budget_reference(merit: Tensor, keep: Tensor, token: Tensor, room: Te
 
 
 def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
-    """The merit [B] of the last of the best `quota` [B] candidates; -inf if all stay."""
+    """Return the merit [B] of the last of the best `quota` [B] candidates; -inf if all stay."""
     candidates = (merit > -math.inf).sum(1)
     lowest = merit.sort(dim=1, descending=True).values.gather(1, (quota[:, None] - 1).clamp(max=merit.shape[1] - 1))[
         :, 0

@@ -130,7 +130,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         calibrate: bool = False,
         trace: bool = False,
     ) -> Encoding:
-        """All blocks over rows [B, L], from where `cache` left off; the cache moves on.
+        """Return all blocks over rows [B, L], from where `cache` left off; the cache moves on.
 
         Args:
             selection: instead of the config's.
@@ -209,7 +209,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return streams, rows
 
     def _check_thresholds(self) -> None:
-        """Refuses a causal selection without thresholds."""
+        """Refuse a causal selection without thresholds."""
         thresholds = [decision.threshold for decision in self._decisions()]
         if thresholds and self.config.budget > 1 and bool((torch.stack(thresholds) == UNKNOWN).any()):
             raise InputError(
@@ -217,7 +217,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             )
 
     def _check_scores(self, broken: list[bool]) -> None:
-        """Raises `FloatingPointError` if the scores of a forking layer are `broken`."""
+        """Raise `FloatingPointError` if the scores of a forking layer are `broken`."""
         for layer, wrong in zip(self.config.fork_layers, broken):
             if wrong:
                 raise FloatingPointError(
@@ -262,7 +262,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     def _fork(
         self, streams: Streams, layer: int, quota: Quota | None, fixed_budget: bool, cache: ThoughtCache | None
     ) -> tuple[Streams, Candidates]:
-        """Scores all candidates, selects, and lets streams fork and end (section 2.3).
+        """Score all candidates, selects, and lets streams fork and end (section 2.3).
 
         Args:
             quota: of the selection of a whole text; `None`: the causal one.
@@ -294,7 +294,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return int(self.config.most_streams(torch.tensor(tokens))) if tokens else 0
 
     def _select_causal(self, streams: Streams, merit: Tensor, layer: int, cache: ThoughtCache | None) -> Tensor:
-        """The candidates that reach the threshold, while the text so far is within its budget."""
+        """Return the candidates that reach the threshold, while the text so far is within its budget."""
         threshold: Any = self.fork_decisions[str(layer)].threshold
         keep = ((merit >= threshold) & (merit > -math.inf)) | (merit == math.inf)
         state = {} if cache is None else cache.state
@@ -306,7 +306,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return keep
 
     def _quota(self, rows: PackedRows, fixed: bool) -> Quota:
-        """The streams that each row may keep after a fork."""
+        """Return the streams that each row may keep after a fork."""
         on_host = [self._budget(tokens, fixed) for tokens in rows.on_host]
         device = rows.lengths.device
         if min(on_host) == max(on_host):
@@ -350,7 +350,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return encoded.rows.spread(self._hidden(encoded.streams))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The mean cross-entropy; the selection is the config's."""
+        """Return the mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
         if self.training and self.config.selection == "causal":
             self._find_first_thresholds()
@@ -390,14 +390,15 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             decision.after_step(share)
 
     def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the nats [B, n] of each token's prediction."""
+        """Return the loss, and the nats [B, n] of each token's prediction."""
         targets = encoded.rows.gather(F.pad(labels[:, 1:], (0, 1), value=IGNORED), IGNORED)
         hidden = self.final_norm(encoded.streams.x)
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
         """See `LanguageModel.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
-        on a GPU does not count."""
+        on a GPU does not count.
+        """
         config = self.config
         rows, length = batch["input_ids"].shape
         mask = batch.get("attention_mask")
@@ -414,7 +415,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return 2 * rows * (total + heads * d * config.vocab_size)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The blocks; the data-dependent forks are between them."""
+        """Return the blocks; the data-dependent forks are between them."""
         return list(self.blocks)
 
     @property
@@ -450,7 +451,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return F.pad(encoded.rows.spread(self._mixture(encoded, labels)[1])[:, :-1], (1, 0))
 
     def _nll_by_prefixes(self, batch: Batch, *, fixed_budget: bool) -> Tensor:
-        """Scores each label after a pass over the tokens before it."""
+        """Score each label after a pass over the tokens before it."""
         ids, labels = batch["input_ids"], batch["labels"]
         mask = batch.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask

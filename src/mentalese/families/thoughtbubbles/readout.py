@@ -24,7 +24,7 @@ _TOKENS = 128  # whose distributions are mixed at once
 def mixture_cross_entropy(
     hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, streams: Streams
 ) -> tuple[Tensor, Tensor]:
-    """The mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
+    """Return the mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
 
     Args:
         hidden: [B, K, d], the head's input for each stream.
@@ -150,5 +150,5 @@ class _MixtureCrossEntropy(torch.autograd.Function):
 
 @torch.compiler.disable
 def _apply(*args: Any) -> tuple[Tensor, Tensor]:
-    """Runs eagerly under `torch.compile`: the compiler cannot trace gradients computed in a forward pass."""
+    """Run eagerly under `torch.compile`: the compiler cannot trace gradients computed in a forward pass."""
     return _MixtureCrossEntropy.apply(*args)

@@ -19,7 +19,7 @@ CORPORA = {"openwebtext": OPENWEBTEXT, "pes2o": "hub:allenai/olmo-mix-1124:pes2o
 
 
 def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: Any) -> dict[str, Any]:
-    """A model trained on blocks of `length`, forking before these blocks."""
+    """Return a model trained on blocks of `length`, forking before these blocks."""
     return {
         "model_type": "thoughtbubbles",
         "hidden_size": width,
@@ -32,7 +32,7 @@ def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ..
 
 
 def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
-    """The recipe and its baselines on the same tokens: `-regular`, and `-copyK`, with K streams per token."""
+    """Return the recipe and its baselines on the same tokens: `-regular`, and `-copyK`, with K streams per token."""
     stem = recipe.name
     for suffix in ("-2l", "-4l"):
         stem = stem.removesuffix(suffix)
@@ -54,7 +54,7 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
 
 
 def controls(recipe: Recipe) -> list[Recipe]:
-    """Scores without forks (`-1l`), and the same with a constant in place of each score (`-constant`)."""
+    """Score without forks (`-1l`), and the same with a constant in place of each score (`-constant`)."""
     forkless = recipe.model | {"budget": 1.0}
     return [
         dataclasses.replace(

@@ -76,7 +76,7 @@ class Expressions(Task):
 
     @staticmethod
     def group(document: Document) -> int:
-        """The depth of a document's expression."""
+        """Return the depth of a document's expression."""
         depth = deepest = 0
         for character in (document.segments or ("",))[0]:
             depth += (character == "(") - (character == ")")
@@ -93,7 +93,7 @@ class Expressions(Task):
 
 
 def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, int]:
-    """A random expression and its value; its brackets go to `steps`, as they end."""
+    """Return a random expression and its value; its brackets go to `steps`, as they end."""
     if not depth:
         digit = int(rng.random() * MODULUS)
         return str(digit), digit
@@ -108,7 +108,7 @@ def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, 
 
 
 def _combined(left: np.ndarray, right: np.ndarray, sign: str) -> np.ndarray:
-    """The distribution of the value of a bracket, from those of its parts; [10]."""
+    """Return the distribution of the value of a bracket, from those of its parts; [10]."""
     found = np.zeros(MODULUS)
     for a in range(MODULUS):
         for b in range(MODULUS):

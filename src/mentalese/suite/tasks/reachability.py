@@ -112,7 +112,7 @@ class Reachability(Task):
         return found
 
     def questions(self, split: str) -> Iterator[Question]:
-        """The questions of a split with their graphs, without an end."""
+        """Yield the questions of a split with their graphs, without an end."""
         low, high = self.hops
         for i in numbers():
             rng = random.Random(self.key(split, i))
@@ -127,7 +127,7 @@ class Reachability(Task):
         return (record(question.question, question.steps, question.answer) for question in self.questions(split))
 
     def names(self, question: Question, node: int) -> list[str]:
-        """The words that a node is known by: its own, or where a fact is one word, the facts into it."""
+        """Return the words that a node is known by: its own, or where a fact is one word, the facts into it."""
         words = question.symbols
         if self.facts != "words":
             return [words[node]]
@@ -135,7 +135,7 @@ class Reachability(Task):
 
     @staticmethod
     def group(document: Document) -> int:
-        """The number of steps from the person to the answer."""
+        """Return the number of steps from the person to the answer."""
         return len(document.segments or ()) - 2
 
     def levels(self) -> Levels:
@@ -178,7 +178,7 @@ class _Graph:
         self._add_parents()
 
     def _draw(self, choices: list[int], mean: float, least: int = 0) -> list[int]:
-        """A Poisson number of different nodes."""
+        """Return a Poisson number of different nodes."""
         wanted, found = min(max(_poisson(self.rng, mean), least), len(choices)), list[int]()
         while len(found) < wanted:
             node = choices[int(self.rng.random() * len(choices))]
@@ -284,7 +284,7 @@ def _frontiers(rng: random.Random, question: Question, form: str) -> tuple[str, 
 
 
 def _fact(node: str, other: str, form: str) -> str:
-    """An edge in words; people are capitalised."""
+    """Return an edge in words; people are capitalised."""
     if form == "words":
         return f"{node}{other}"
     if form == "pairs":
@@ -333,7 +333,7 @@ def _is_local(what: str, forward: int, back: int) -> bool:
 
 
 def rule_accuracy(questions: Iterable[Question]) -> dict[str, float]:
-    """The share of questions that each of `RULES` answers; a tie counts half."""
+    """Return the share of questions that each of `RULES` answers; a tie counts half."""
     right = dict.fromkeys(RULES, 0.0)
     asked = 0
     for question in questions:

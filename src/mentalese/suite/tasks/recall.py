@@ -120,7 +120,7 @@ class Recall(Task):
             yield Document.join(sentences)
 
     def answers(self, document: Document) -> tuple[int, ...]:
-        """The places of the words that are scored, the first word of a document being 0.
+        """Return the places of the words that are scored, the first word of a document being 0.
 
         With a tokenizer for which every word is one token (`bpe:1024` or more), these are places of tokens.
         """
