@@ -40,7 +40,7 @@ class Progress:
     def __init__(self, title: str, total: float, start: float = 0, *, show: bool = True) -> None:
         self.title, self.total, self.start, self.show = title, total, start, show
         self.began = self.printed = time.monotonic()
-        self.bar = _bar(title) if show and sys.stderr.isatty() else None
+        self.bar = _bar(title, total, start) if show and sys.stderr.isatty() else None
 
     def update(self, done: float, note: str = "") -> None:
         """Set how much of `total` is done, with a short note such as the loss."""
@@ -54,14 +54,14 @@ class Progress:
             print(f"{self.title}: {share:.0%}  {note}  {left} left", file=sys.stderr, flush=True)
 
 
-def _bar(title: str) -> RichProgress:
+def _bar(title: str, total: float, start: float) -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn
     from rich.progress import Progress as RichProgress
 
     title_column, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
     bar = RichProgress(title_column, BarColumn(), TaskProgressColumn(), note, console=Console(stderr=True))
-    bar.add_task(title, note="")
+    bar.add_task(title, total=total, completed=int(start), note="")
     return bar
 
 
@@ -70,7 +70,6 @@ def progress(title: str, total: float, *, start: float = 0, show: bool = True) -
     """Show progress on standard error while the block runs."""
     shown = Progress(title, total, start, show=show)
     with shown.bar or nullcontext():
-        shown.update(start)
         yield shown
 
 

@@ -5,7 +5,7 @@ The tests are those of `mentalese.testing`: a family in another package runs the
 
 import pytest
 
-from mentalese.testing import MODES, case, causal, contract_cache, pytest_generate_tests  # noqa: F401 (pytest's)
+from mentalese.testing import MODES, case, causal, contract_cache, family, pytest_generate_tests  # noqa: F401 (pytest's)
 from mentalese.testing.causality import *  # noqa: F403
 from mentalese.testing.forward import *  # noqa: F403
 from mentalese.testing.generation import *  # noqa: F403

@@ -32,7 +32,7 @@ def golden_recipe(name: str) -> Recipe:
         data, phases = recipe.data, ()
     if isinstance(layout, QuestionAnswer):  # whose first steps have no latents
         layout = dataclasses.replace(layout, stage=layout.stages)
-    evaluation = dataclasses.replace(recipe.evaluation, max_documents=1, sample_tokens=1)
+    evaluation = dataclasses.replace(recipe.evaluation, max_documents=1, max_test_documents=1, sample_tokens=1)
     train = TrainConfig(steps=20, log_every=1, device="cpu", seed=0)
     return dataclasses.replace(recipe, data=data, layout=layout, evaluation=evaluation, train=train, phases=phases)
 

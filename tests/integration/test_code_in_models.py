@@ -66,7 +66,7 @@ REFUSED = {
     "ablate": "has no thoughts to ablate|is defined by code of its own",
     "hub": "hub cannot be reached",
     "source": "hub cannot be reached",
-    "file": "is no JSON list",
+    "file": "is not a JSON object",
 }
 
 

@@ -384,7 +384,7 @@ BAD_TRAINING = {
     "a missing file": ("--data file:missing.jsonl", "missing.jsonl does not exist"),
     "an empty file": ("--data file:empty.txt", "empty.txt is empty"),
     "a binary file": ("--data file:binary.txt", "binary"),
-    "a broken gzip": ("--data file:broken.jsonl.gz", "gzip"),
+    "a broken gzip": ("--data file:broken.jsonl.gz", "broken.jsonl.gz cannot be read"),
     "a column that is not there": ("--data file:good.jsonl --data.text-column body", "data.text_column is 'body'"),
     "no such source": ("--data builtin:stdlip", "did you mean 'stdlib'"),
     "no such tokenizer": ("--data file:good.jsonl --data.tokenizer nowhere", "nowhere"),

@@ -66,6 +66,7 @@ def test_a_pipe_is_written_into(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="there is no /dev/stdout")
 @pytest.mark.parametrize("mode", ["w", "a", None])
 def test_standard_output_is_written_after_what_was_printed(mode: str | None, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_import_and_help_take_three_seconds_of_cpu(name: str) -> None:
     def run() -> tuple[str, float]:

@@ -80,6 +80,7 @@ assert "foreign" in mentalese.registry.families()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["mentalese", "foreign_family", "transformers", "foreign_family.model"])
 def test_auto_classes_know_a_family_of_another_package(first: str, tmp_path: Path) -> None:
     """A package that is imported first imports `mentalese`, which imports it again before it is complete."""
