@@ -1,7 +1,8 @@
-"""Checkpoints that open where nobody has written `import mentalese`: `trust_remote_code=True` is enough.
+"""Checkpoints that open without `import mentalese`: `trust_remote_code=True` is enough.
 
-A small module next to the weights names our classes, and the `auto_map` of the model's or the tokenizer's config names
-the module. It contains no code of them: the package must be installed, and the module says so if it is not.
+A small module next to the weights names this library's classes, and the `auto_map` of the model's or the tokenizer's
+config names the module. It contains no code of the classes: the package must be installed, or the module raises an
+error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = {names}
 
 
 def write_module(folder: Path, name: str, *classes: type) -> Path:
-    """Write the module `name` that names these classes, and returns its path."""
+    """Write the module `name` that names these classes, and return its path."""
     imports = (f"from {cls.__module__} import {cls.__name__}" for cls in classes)
     names = ", ".join(f'"{cls.__name__}"' for cls in classes)
     path = folder / f"{name}.py"
@@ -46,7 +47,7 @@ class NotCopied:
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str | None = None) -> None:
-        """Nothing: the class is in a package."""
+        """Do nothing: the class is in a package."""
 
 
 class OpensAnywhere(NotCopied, TypedModel):

@@ -1,4 +1,4 @@
-"""Another project's decoder inside a model of ours: how it is built, what is asked of it, what it costs."""
+"""Another project's decoder inside a model of this library: its construction, its requirements and its costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mentalese.models.transformers_seam import attention_of
 
 
 def takes_pairs(config: Any) -> bool:
-    """Test if `attention_masks` are of pairs for a decoder without windows."""
+    """Test if `attention_masks` returns masks of pairs for a decoder without windows."""
     return attention_of(config) in ("sdpa", "eager") and config.model_type in PAIRED
 
 
@@ -24,22 +24,22 @@ def attention_masks(
 ) -> Any:
     """Return the `attention_mask` of a decoder, with windows that count a row's tokens instead of columns.
 
-    It is made of pairs where the decoder takes that: transformers waits for a GPU to know whether one of columns has
-    padding.
+    The mask is one of pairs if the decoder takes such masks: transformers waits for a GPU to know whether a mask of
+    columns has padding.
 
     Args:
-        config: the decoder's; of a type in `WINDOWED`, if it has windows.
-        mask: bool [B, m], the columns that hold tokens.
-        positions: int64 [B, m], of each token in its row.
-        start: the columns from here on are read now, those before it lie in the cache.
-        dtype: of the hidden states.
-        end: those from here on hold nothing yet; `None`: there are none.
+        config: the decoder's config; of a type in `WINDOWED` if it has windows.
+        mask: bool [B, m], true at columns that hold tokens.
+        positions: int64 [B, m], the position of each token in its row.
+        start: the first column that is read now; earlier columns lie in the cache.
+        dtype: type of the hidden states.
+        end: the first of the columns that are still empty; `None`: there are none.
 
     Returns:
-        [B, 1, end - start, m], or these by the kind of layer; of another decoder the mask as int64 [B, m].
+        [B, 1, end - start, m], or a dict of such masks by kind of layer; for other decoders the mask as int64 [B, m].
 
     Raises:
-        InputError: windows with an implementation of attention that takes no such masks.
+        InputError: the decoder has windows, and its implementation of attention takes no such masks.
     """
     window, kind = sliding_window(config), attention_of(config)
     if window is None and not takes_pairs(config):
@@ -57,7 +57,7 @@ def attention_masks(
     if window is not None:
         near = full & (positions[:, start:end, None] - positions[:, None] < window)
         masks["sliding_attention"] = near[:, None]
-    if kind == "eager":  # which adds it to the scores
+    if kind == "eager":  # eager attention adds the mask to the scores
         lowest = torch.finfo(dtype).min
         masks = {name: torch.zeros_like(m, dtype=dtype).masked_fill(~m, lowest) for name, m in masks.items()}
     if window is not None and getattr(config, "layer_types", None):
@@ -69,10 +69,10 @@ def build_decoder(where: str, config: Any, attn_implementation: str | None = Non
     """Return a decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
     Args:
-        attn_implementation: the one that was asked for; `None`: what transformers takes for this decoder.
+        attn_implementation: implementation of attention; `None`: transformers' choice for this decoder.
 
     Raises:
-        InputError: one that is or does something else, or that does not have this implementation.
+        InputError: the decoder is or does something else, or does not have this implementation.
     """
     from transformers import AutoModelForCausalLM
 
@@ -107,21 +107,22 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder's layers, wherever it keeps them: the modules that gradient checkpointing takes one by one."""
+    """Return the decoder's layers, under whatever name: the modules that gradient checkpointing handles one by one."""
     return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def linear_weights(model: nn.Module) -> int:
-    """Weights of all linear maps but a model's head: what multiplies each token once; of experts those it goes to."""
+    """Count the weights of linear maps, without the head, that multiply a token; of experts only the active ones."""
     head: Any = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    heads = set() if head is None else set(head.modules())  # with what PEFT has wrapped around it
+    heads = set() if head is None else set(head.modules())  # including PEFT's wrappers
     maps = {id(m): m for m in model.modules() if isinstance(m, (nn.Linear, Conv1D)) and m not in heads}
     return sum(m.weight.numel() for m in maps.values()) + sum(_experts(m) for m in model.modules())
 
 
 def _experts(block: nn.Module) -> int:
-    """Weights that multiply a token in a block of experts, which are one tensor [experts, out, in], and in its router;
-    0 for any other module.
+    """Count the weights that multiply a token in a block of experts and in its router; return 0 for any other module.
+
+    The weights of the experts are one tensor [experts, out, in].
     """
     experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
     if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
@@ -133,6 +134,6 @@ def _experts(block: nn.Module) -> int:
 
 
 def attention_width(config: Any) -> int:
-    """Channels of all heads of all layers: what a pair of a query and a key costs, twice."""
+    """Return the channels of all heads of all layers; a pair of a query and a key costs twice as many multiply-adds."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return width * config.num_attention_heads * config.num_hidden_layers

@@ -26,9 +26,9 @@ from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
 ONE_PASS = ("exact", "causal")
-"""Estimators by which one pass gives each token's likelihood after only the tokens before it."""
+"""Estimators by which one pass gives the likelihood of each token after only the tokens before it."""
 
-_PIECE = 256  # tokens whose logits a trace computes at once
+_PIECE = 256  # tokens per chunk of a trace's logits
 
 
 @dataclass
@@ -37,10 +37,10 @@ class LossOutput:
 
     Attributes:
         loss: scalar, the mean over the batch's targets.
-        weight: what `loss` is a mean over (number of targets, or the sum of their weights). The loop weighs
-            micro-batches and ranks by it, so that N ranks equal one.
+        weight: the number of targets, or the sum of their weights. The loop weights micro-batches and ranks by it, so
+            that N ranks equal one.
         metrics: named scalars to log, each a mean over the batch as well; detached.
-        encoded: makes the `Encoded` that the loss was computed from, for its logits.
+        encoded: function that returns the `Encoded` that the loss was computed from, for its logits.
     """
 
     loss: Tensor
@@ -65,8 +65,8 @@ class LanguageModel(_Module):
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
         inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
             parameters gathered until the step is over.
-        about_thoughts: a sentence for readers of a trace about this model's thoughts; empty if it has none.
-        shown: what a trace contains, by name, in addition to `SHOWN` or overriding it.
+        about_thoughts: a sentence about this model's thoughts for readers of a trace; empty if it has none.
+        shown: contents of a trace by name, in addition to `SHOWN` or overriding it.
     """
 
     causal = True
@@ -88,11 +88,11 @@ class LanguageModel(_Module):
         return True
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[batch, length, hidden]: what the output embedding turns into logits; position t predicts token t + 1."""
+        """Return [batch, length, hidden], from which the head computes logits; position t predicts token t + 1."""
         raise NotImplementedError(f"{type(self).__name__} needs final_hidden_states, or training_loss and token_nll")
 
     def forward_flops(self, batch: Batch) -> int:
-        """FLOPs of one forward pass over this batch without a cache, head included, as PyTorch's FLOP counter counts.
+        """Return the FLOPs of one forward pass over this batch without a cache, head included, as PyTorch counts them.
 
         A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
         work (norms, activations, softmax, embedding look-ups) counts nothing.
@@ -100,11 +100,11 @@ class LanguageModel(_Module):
         raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """FLOPs of one training step on this batch; the backward pass of a plain model costs two forward passes."""
+        """Return the FLOPs of a training step on this batch; a plain model's backward pass costs two forward passes."""
         return 3 * self.forward_flops(batch)
 
     def scoring_flops(self, batch: Batch) -> int:
-        """FLOPs of scoring this batch by the first of `estimators`."""
+        """Return the FLOPs of scoring this batch by the first of `estimators`."""
         return self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module] | None:
@@ -115,29 +115,29 @@ class LanguageModel(_Module):
         """Call `torch.compile` for each of `compiled_parts`, once for all shapes; return True if there are some.
 
         Args:
-            options: of `torch.compile`.
+            options: options of `torch.compile`.
         """
         parts = self.compiled_parts()
-        # A graph for each kind of block, mode and precision, and with transformers' caches for each layer; what is over
-        # the limit would silently run eagerly.
+        # One graph for each kind of block, mode and precision, and with transformers' caches for each layer; graphs
+        # above the limit would silently run eagerly.
         limit = max(64, 8 * len(parts or ()))
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
-        torch.fx.experimental._config.use_duck_shape = False  # as many rows as heads now need not be so always
+        torch.fx.experimental._config.use_duck_shape = False  # equal numbers of rows and heads are a coincidence
         for part in parts or ():
             part.compile(**{"dynamic": True} | options)
         if options.get("mode") in ("reduce-overhead", "max-autotune"):
-            # CUDA graphs of a step may write over the outputs of the step before; else that would be the layer before.
+            # CUDA graphs of a step may overwrite outputs of the step before; unmarked, a step would be one layer.
             begin = torch.compiler.cudagraph_mark_step_begin
             begin()
             self.register_forward_pre_hook(lambda *_: begin())
         return parts is not None
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
-        """Components whose shares of the gradient training logs: for each of a component's layers its parameters."""
+        """Return the components whose shares of the gradient are logged: for each of their layers its parameters."""
         return {}
 
     def output_weight(self) -> Tensor:
-        """[vocabulary, hidden], the matrix of the language-model head, for its size; losses take `loss_head`."""
+        """Return the matrix of the language-model head [vocabulary, hidden], for its size; losses take `loss_head`."""
         weight = self.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
         return weight
@@ -147,15 +147,16 @@ class LanguageModel(_Module):
         return matrix_or_module(self.get_output_embeddings())
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
-        """[batch, length] weights of `labels` in the training loss, or `None` if all count the same."""
+        """Return the weights [batch, length] of `labels` in the training loss, or `None` if all count the same."""
         if settings:
             name = next(iter(settings))
             raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
         return None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
-        """The settings of `training_loss` that phases may change, each with its least and its largest value; checked
-        before a run starts.
+        """Return the settings of `training_loss` that phases may change, each with its least and its largest value.
+
+        They are checked before a run starts.
         """
         return {}
 
@@ -167,28 +168,33 @@ class LanguageModel(_Module):
             settings: this step's values of the recipe's `phases[].model`.
 
         Raises:
-            InputError: a setting that the model does not know.
+            InputError: the model does not have such a setting.
         """
         weights = self.target_weights(batch, **settings)
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
     def before_step(self, seed: int) -> None:
-        """Draw what a model draws once per step, such as its depth; called before each training step. The cost of the
-        step may depend on it.
+        """Draw random values once per step, such as the model's depth; called before each training step.
+
+        The cost of the step may depend on them.
 
         Args:
-            seed: of the step, the same on all ranks and for all micro-batches.
+            seed: the step's seed, the same on all ranks and for all micro-batches.
         """
 
     def after_step(self) -> None:
-        """Update what a model learns without a gradient; called after each optimiser step, on all ranks.
+        """Update parts that learn without a gradient; called after each optimiser step, on all ranks.
 
         `forward` with labels in training mode calls it itself, after each micro-batch.
         """
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The weighted mean cross-entropy in nats of `labels` [batch, length] under `hidden` [batch, length, hidden],
-        and the sum of the weights; `weights` [batch, length], `None`: all 1.
+        """Return the weighted mean cross-entropy of labels in nats, and the sum of the weights.
+
+        Args:
+            hidden: [batch, length, hidden], final hidden states.
+            labels: [batch, length].
+            weights: [batch, length]; `None`: all 1.
         """
         labels = labels[:, 1:].reshape(-1)
         weights = None if weights is None else weights[:, 1:].reshape(-1)
@@ -199,7 +205,7 @@ class LanguageModel(_Module):
 
     @torch.no_grad()
     def token_nll(self, batch: Batch) -> Tensor:
-        """[batch, length] float32: negative log-likelihood in nats of each label given the tokens before it.
+        """Return the negative log-likelihood in nats of each label given the tokens before it, float32 [batch, length].
 
         Zero if the label is -100, and at position 0, which nothing precedes.
         """
@@ -214,41 +220,43 @@ class LanguageModel(_Module):
         return {"nll": self.token_nll(batch, **scoring)}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """Return the labels [batch, length] that an estimator scores, -100 elsewhere: all but those of position 0."""
+        """Return the labels [batch, length] that an estimator scores, without position 0; -100 elsewhere."""
         return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """Return settings of the model that a score by this estimator depends on, in words and numbers to publish."""
+        """Return the model's settings that a score by this estimator depends on, in words and numbers to publish."""
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
-        """Keywords of `token_nll` for labels that follow a known text (questions and choices), and must not be read
-        before they are scored.
+        """Return keywords of `token_nll` for labels that follow a known text, such as choices after a question.
+
+        No label may be read before it is scored.
         """
         return {}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Inputs of `forward` that predict a batch's labels, none of which may be read before its turn."""
+        """Return inputs of `forward` that predict a batch's labels, none of which may be read before its turn."""
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def next_token_nll(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """`token_nll` for final hidden states [batch, length, hidden]."""
+        """Return `token_nll` for final hidden states [batch, length, hidden]."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), labels[:, 1:].reshape(-1))
         return nn.functional.pad(nll.view(labels.shape[0], -1), (1, 0))
 
     @torch.no_grad()
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """Return a trace per row of a text, with what a model without thoughts has: `text_traces`.
+        """Return a trace per row of a text, with the contents that a model without thoughts has: `text_traces`.
 
-        A model that reads in both directions has no prediction of its own for each token: its `surprisal` is
-        `token_nll`, and it has no more.
+        A model that reads in both directions does not predict each token from the tokens before it: the only score in
+            its
+        traces is `surprisal`, which is `token_nll`.
 
         Args:
             batch: `input_ids`, and `attention_mask` if rows are padded.
-            options: of the thoughts, for models that have some.
+            options: options of the thoughts, for models that have some.
 
         Raises:
-            InputError: options that the model does not know.
+            InputError: the model does not have such an option.
         """
         self._check_options(options, ())
         ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -267,13 +275,14 @@ class LanguageModel(_Module):
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
-        """A trace per row with what every causal model has: `surprisal` and `entropy` in nats, the reading `predicted`.
+        """Return a trace per row with the scores of causal models: `surprisal` and `entropy` in nats, and `predicted`.
 
         Args:
             input_ids: [batch, length].
-            scored: bool [batch, length], the tokens that the one before them predicts; others are NaN, and themselves
-                in the reading.
-            logits: those of the tokens in columns [m], [batch, m, vocabulary]; it is called for a few at a time.
+            scored: bool [batch, length], the tokens that the token before them predicts. Scores of other tokens are
+                NaN, and `predicted` repeats the token.
+            logits: function that returns the logits [batch, m, vocabulary] of the tokens in columns [m]; called in
+                chunks.
         """
         surprisal = torch.full(input_ids.shape, math.nan, device=input_ids.device)
         entropy, predicted = surprisal.clone(), input_ids.clone()
@@ -295,12 +304,12 @@ class LanguageModel(_Module):
 
     @property
     def _named(self) -> dict[str, Any]:
-        """Fields of a trace that name its model."""
+        """Return the fields of a trace that name its model."""
         return {"model": self.config.model_type, "control": getattr(self.config, "thought_control", None)}
 
 
 def follows(real: Tensor) -> Tensor:
-    """bool [batch, length]: the tokens that are no padding and follow another such token."""
+    """Return bool [batch, length], true at tokens that are not padding and follow another such token."""
     return real & nn.functional.pad(real[:, :-1], (1, 0))
 
 
@@ -329,13 +338,13 @@ class DecoderLM(LanguageModel):
         return layers_of(self)
 
     def forward_flops(self, batch: Batch) -> int:
-        """Return every linear map once per token, attention in full over the row, the head once per token."""
+        """Return the FLOPs of every linear map and of the head per token, and of attention over the full row."""
         rows, length = batch["input_ids"].shape
         return 2 * rows * length * (self._weights + 2 * length * attention_width(self.config))
 
     @cached_property
     def _weights(self) -> int:
-        """Weights that multiply each token, including the head's, even if it is tied."""
+        """Count the weights that multiply each token, including the head's, even if it is tied."""
         return linear_weights(self) + self.output_weight().numel()
 
     def __reduce__(self) -> Any:
@@ -356,7 +365,7 @@ def _restored(kind: Any) -> DecoderLM:
 
 
 def as_model(model: PreTrainedModel) -> LanguageModel:
-    """Give a causal LM of transformers the interface, in place; a family's model has it.
+    """Give a causal LM of transformers the interface, in place; models of families already have it.
 
     The model remains an instance of its class, with its weights' names, `generate` and `save_pretrained`.
 
@@ -392,7 +401,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """`total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
+    """Return `total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     parameters = {id(p): p.numel() for p in model.parameters()}
     head_of = getattr(model, "get_output_embeddings", None)

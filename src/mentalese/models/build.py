@@ -1,4 +1,4 @@
-"""From a recipe's `model` section to a freshly initialised model, checked before anything is built."""
+"""Freshly initialised models from a recipe's `model` section, checked before anything is built."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     """
     values = dict(fields)
     cls = config_class(values.pop("model_type"))
-    known = {f.name for f in cls.__dataclass_fields__.values()} | set(cls.attribute_map)
+    names = {f.name for f in cls.__dataclass_fields__.values()} | set(cls.attribute_map)
     for name in values:
-        if name not in known:
-            raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, names)}")
     check_numbers("model", cls, values)
     for place, part in (("model", values), ("model.backbone", values.get("backbone"))):
         dtype = part.get("dtype") if isinstance(part, dict) else None
@@ -57,12 +57,12 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
             f"model.vocab_size is {size}: the tokenizer has {len(tokenizer)} tokens with its markers; remove it, or "
             "set at least that"
         )
-    filled = {"vocab_size": len(tokenizer)} | {k: v for k, v in special_token_ids(tokenizer).items() if k in known}
+    filled = {"vocab_size": len(tokenizer)} | {k: v for k, v in special_token_ids(tokenizer).items() if k in names}
     try:
         return cls(**(filled | values))
     except InputError:
         raise
-    except Exception as error:  # configs of other projects refuse values in many ways
+    except Exception as error:  # configs of other projects raise errors of many types
         cause = error.__cause__ if isinstance(error.__cause__, InputError) else error
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
@@ -71,7 +71,7 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
     """Return a freshly initialised model; the same seed yields the same weights.
 
     Raises:
-        InputError: what `build_config` refuses, or sizes that the model's class does.
+        InputError: `build_config` raises it, or the model's class refuses the sizes.
     """
     config = build_config(fields, tokenizer)
     with torch.random.fork_rng(devices=[]):
@@ -81,9 +81,9 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except InputError:
             raise
-        except (ValueError, ArithmeticError, RuntimeError) as error:  # a class refuses its sizes
+        except (ValueError, ArithmeticError, RuntimeError) as error:  # from sizes
             raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
-        except KeyError as error:  # a class looks a name up
+        except KeyError as error:  # from an unknown name
             raise InputError(f"model: {fields['model_type']} knows no {error}: use a name that it knows") from error
         return as_model(model)
 
@@ -109,7 +109,7 @@ def _bounded() -> Iterator[None]:
 def context_length(config: Any) -> int | None:
     """Return the most tokens that a model can read; `None` for models that read sentence by sentence.
 
-    transformers calls it `max_position_embeddings`, whatever the config calls it.
+    The length is `max_position_embeddings`, by which transformers also finds fields of other names.
     """
     return getattr(config, "max_position_embeddings", None)
 

@@ -1,4 +1,4 @@
-"""Keys, values and named states that generation carries from token to token."""
+"""Keys, values and named states that generation passes from token to token."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class FixedKeys(DynamicLayer):
     """A layer's keys and values with room for later columns, which are written into the same tensors.
 
     Args:
-        keys, values: [B, n, m, d / n], what there is so far.
-        columns: how many there is room for, those included.
+        keys, values: [B, n, m, d / n], the first m columns.
+        columns: number of columns that there is room for, the first m included.
 
     Attributes:
         at: int64 [L], the columns that the layer writes next, see `write_at`. It is a tensor, since a compiler would
             take a number for a part of the program.
-        written: columns that hold something.
+        written: number of columns that are not empty.
     """
 
     keys: Tensor
@@ -34,10 +34,10 @@ class FixedKeys(DynamicLayer):
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.at = torch.arange(0, device=keys.device)
         self.written = keys.shape[2]
-        self.keys, self.values = (_with_room(held, columns) for held in (keys, values))
+        self.keys, self.values = (_with_room(states, columns) for states in (keys, values))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return all columns, those that hold nothing included: the mask leaves them out."""
+        """Return all columns, including empty ones, which the mask excludes."""
         self.keys.index_copy_(2, self.at, key_states)
         self.values.index_copy_(2, self.at, value_states)
         return self.keys, self.values
@@ -46,12 +46,12 @@ class FixedKeys(DynamicLayer):
         return self.written
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """In place: a captured graph reads these addresses."""
-        for held in (self.keys, self.values):
-            held.copy_(held.index_select(0, beam_idx.to(held.device)))
+        """Reorder rows in place: a captured graph reads these addresses."""
+        for states in (self.keys, self.values):
+            states.copy_(states.index_select(0, beam_idx.to(states.device)))
 
     def reset(self) -> None:
-        """Empty, in the same tensors."""
+        """Empty the layer, in the same tensors."""
         self.keys.zero_()
         self.values.zero_()
         self.written = 0
@@ -60,15 +60,15 @@ class FixedKeys(DynamicLayer):
 def _with_room(held: Tensor, columns: int) -> Tensor:
     room = held.new_zeros(*held.shape[:2], columns, held.shape[3])
     room[:, :, : held.shape[2]] = held
-    torch._dynamo.mark_static_address(room)  # or a CUDA graph would not write to it
+    torch._dynamo.mark_static_address(room)  # otherwise a CUDA graph would not write to it
     return room
 
 
 def fixed_columns(layers: Sequence[Any], needed: int) -> int | None:
-    """Columns that the layers of a cache have room for; `None` if they grow.
+    """Return the number of columns that a cache's layers have room for; `None` if they grow.
 
     Raises:
-        InputError: fewer than are needed.
+        InputError: there are fewer than `needed`.
     """
     if not layers or not isinstance(layers[0], FixedKeys):
         return None
@@ -89,17 +89,17 @@ def write_at(layers: Sequence[FixedKeys], start: int, end: int) -> None:
 
 
 class ThoughtCache(Cache):
-    """Keys and values by layer, and named states by row: what generation carries from token to token.
+    """Keys and values by layer, and named states by row, which generation passes from token to token.
 
     `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
     move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
     contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
     `max_tokens` is the number of tokens that a cache of fixed size has room for, `None` if it grows; it is set before
-    the first call, which finds out how many keys there are.
+    the first call, which determines the number of keys.
     """
 
     is_croppable = False
-    is_compileable = False  # by transformers, which would take a whole call: `compile_parts` does
+    is_compileable = False  # transformers would compile a whole call; `compile_parts` compiles its parts
     layers: list[Any]
 
     def __init__(self, num_hidden_layers: int = 0) -> None:
@@ -109,26 +109,28 @@ class ThoughtCache(Cache):
         self.max_tokens: int | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of the stream read so far, left padding included, as `generate` counts them."""
+        """Return the number of tokens read from the stream, left padding included, as `generate` counts them."""
         return self.seen_tokens
 
     @property
     def is_linear(self) -> list[bool]:
-        """`False` for each layer, and once for a cache without layers: transformers would take it for one of a model
-        with linear attention, and read the text again.
+        """`False` for each layer, and once for a cache without layers.
+
+        Without it, transformers would assume linear attention and read the text again.
         """
         return [False] * max(len(self.layers), 1)
 
     def advance(self, tokens: int) -> None:
-        """End a call that read `tokens` more. After the first one, keys and values of a fixed size stay in place, with
-        room for all tokens to come.
+        """End a call that read `tokens` more tokens.
+
+        After the first call, keys and values of a fixed size stay in place, with room for all tokens to come.
         """
         self.seen_tokens += tokens
         if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
             self.fix(self.max_tokens)
 
     def fix(self, columns: int) -> None:
-        """Make room for `columns` columns in all, and for those that have no token."""
+        """Make room for `columns` columns in all, in addition to columns without a token."""
         columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
         self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
 
@@ -170,7 +172,7 @@ def check_cache_kind(model: nn.Module, kind: str | None, limit: str | None) -> N
     """Raise `InputError` for a `cache_implementation` that a model does not have.
 
     Args:
-        limit: the reason why a cache of it cannot have a fixed size, see `Limits.static_cache`.
+        limit: the reason why the model's cache cannot have a fixed size, see `Limits.static_cache`.
     """
     if kind not in ((None, "dynamic", "static") if limit is None else (None, "dynamic")):
         why = limit or "it grows, or is 'static'"

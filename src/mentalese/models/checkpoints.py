@@ -1,4 +1,4 @@
-"""Trained models on disk: saved whole, opened with their tokenizer and checked against what was saved."""
+"""Trained models on disk: saved as a whole, opened with their tokenizer and checked against recorded hashes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hides transformers' own progress bars inside the block: ours show what takes long."""
-    shown = logging.is_progress_bar_enabled()
+    """Hide transformers' progress bars inside the block: the library's own bars show the progress."""
+    is_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if is_enabled:
             logging.enable_progress_bar()
 
 
@@ -63,13 +63,13 @@ def save_model(
     card: str | None = None,
     **about: Any,
 ) -> None:
-    """Write a checkpoint that `from_pretrained` opens, and `mentalese.json`: what it is and what it must hash to.
+    """Write a checkpoint that `from_pretrained` opens, and `mentalese.json`: a description and hashes.
 
     The tokenizer that is written reads texts as the model does, see `mentalese.models.text_tokenizer`.
 
     Args:
         folder: replaced as a whole if it exists.
-        adapted: the model with the adapters that are merged into `model`; they are saved apart as well.
+        adapted: the model with the adapters that are merged into `model`; the adapters are also saved separately.
         card: the content of `README.md`.
         about: JSON-ready facts about the weights (the recipe, the step).
 
@@ -89,28 +89,29 @@ def save_model(
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
     """Write `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    found = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
-    write_json(folder / RECORD, sealed(about | found | {"files": file_hashes(folder)}))
+    facts = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
+    write_json(folder / RECORD, sealed(about | facts | {"files": file_hashes(folder)}))
 
 
 def reading_tokenizer(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: dict[str, Any]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer by which `load` would read texts for this model. It carries `about`, so that a model that
-    transformers saves again is still read as it was trained.
+    """Return the tokenizer by which `load` would read texts for this model.
+
+    It carries `about`, so that a model that transformers saves again is still read as in training.
     """
     layout: Layout = Packed()
     data = DataConfig()
     if "recipe" in about:
-        own = Recipe.from_dict(about["recipe"])
-        layout, data = own.layout, own.data
+        recipe = Recipe.from_dict(about["recipe"])
+        layout, data = recipe.layout, recipe.data
     context = context_length(model.config) or (layout.sequence_length if "recipe" in about else None)
     mask = mask_token_id(model)
     return text_tokenizer(tokenizer, layout, data, mask_token_id=mask, model_max_length=context, about=about)
 
 
 def model_folder(path: str | Path) -> Path:
-    """The `model/` of a run's folder or of a checkpoint's run, the folder of `models:NAME`, or the folder itself."""
+    """Return the `model/` of a run's folder or checkpoint, the folder of `models:NAME`, or the folder itself."""
     if (folder := packaged(path)) is not None:
         return folder
     inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"
@@ -118,7 +119,7 @@ def model_folder(path: str | Path) -> Path:
 
 
 def check_model(path: str | Path) -> None:
-    """Raise `InputError` if a folder contains no model; what is at the hub is not looked at."""
+    """Raise `InputError` if a folder contains no model; models at the hub are not checked."""
     if str(path).startswith("hub:") or (model_folder(path) / "config.json").is_file():
         return
     if is_checkpoint(path):
@@ -130,8 +131,9 @@ def check_model(path: str | Path) -> None:
 
 
 def saved_about(path: str | Path) -> dict[str, Any]:
-    """Facts about a saved model: the content of `mentalese.json` next to its weights; if the model was saved again
-    without that file, what its tokenizer carries; empty for models of another project.
+    """Return the facts about a saved model: the content of `mentalese.json` next to its weights.
+
+    If the model was saved again without that file, its tokenizer carries the facts; empty for other projects' models.
     """
     if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
@@ -164,7 +166,7 @@ def saved_recipe(path: str | Path) -> Recipe | None:
 
 
 def check_weights(path: str | Path) -> None:
-    """Raise `InputError` if weights next to a `mentalese.json` are not those that were saved."""
+    """Raise `InputError` if weights next to a `mentalese.json` are not the saved ones."""
     if str(path).startswith("hub:"):
         return
     noted = saved_about(path).get("weights", {})
@@ -180,10 +182,10 @@ def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """Return the config with other values, checked like a new one."""
     if not isinstance(fields, dict):
         raise InputError(f"config is {fields!r}: use a dict of fields of the model's config")
-    known = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
+    names = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
     for name in fields:
-        if name not in known:
-            raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, names)}")
     check_numbers("config", type(config), fields)
     return type(config).from_dict(config.to_dict() | fields) if fields else config
 
@@ -230,7 +232,7 @@ def load_model(
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
     except InputError:
         raise
-    except Exception as error:  # other projects' readers fail in many ways if a file is damaged
+    except Exception as error:  # other projects' readers raise errors of many types for damaged files
         if fields and isinstance(error, RuntimeError):
             raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
         if "trust_remote_code" in str(error):
@@ -239,8 +241,8 @@ def load_model(
                 "installed family defines"
             ) from error
         raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): use an intact model") from error
-    known = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
-    if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != known:
+    fingerprint = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
+    if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != fingerprint:
         raise InputError(
             f"{name}: the tokenizer ({len(tokenizer)} tokens) is not the one the model ({config.vocab_size}) was "
             "trained with: restore that one"
@@ -269,17 +271,20 @@ def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
 
 def _device(device: Any) -> torch.device:
     try:
-        wanted = torch.device(device)
+        chosen = torch.device(device)
     except (TypeError, RuntimeError, ValueError):
         raise InputError(f"device is {device!r}: use a device of torch, e.g. 'cpu' or 'cuda'") from None
     try:
-        torch.empty(0, device=wanted)
-    except (AssertionError, RuntimeError) as error:  # torch built without it, no driver, a number beyond the last
+        torch.empty(0, device=chosen)
+    except (
+        AssertionError,
+        RuntimeError,
+    ) as error:  # not in this build of torch, no driver, or no such index
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"device is {str(wanted)!r}, which is not there ({reason}): use another, e.g. 'cpu'"
+            f"device is {str(chosen)!r}, which is not there ({reason}): use another, e.g. 'cpu'"
         ) from error
-    return wanted
+    return chosen
 
 
 def _not_finite(model: PreTrainedModel) -> str | None:

@@ -1,4 +1,4 @@
-"""Hugging Face's side of every family's config."""
+"""The base class of every family's config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mentalese.models.anywhere import NotCopied
 from mentalese.models.registration import register_model
 from mentalese.nn.controls import ThoughtControl
 
-# Keywords that transformers itself hands to a config (loading, attention choice, classification heads).
+# Keywords that transformers itself passes to a config (loading, attention choice, classification heads).
 _HANDED_BY_TRANSFORMERS = {
     "attn_implementation",
     "experts_implementation",
@@ -28,14 +28,14 @@ _HANDED_BY_TRANSFORMERS = {
 
 
 MOST_TENSORS = 50_000
-"""Tensors of weights that a model may have: a step runs several kernels for each."""
+"""Tensors of weights that a model may have: a step runs several kernels for each tensor."""
 _SIZES = {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
 _SIZES |= {"intermediate_size", "n_inner"}
-"""Sizes that most configs have, under these names or their own."""
+"""Sizes that most configs have, under these or other names."""
 
 
 def check_numbers(where: str, cls: type[PreTrainedConfig], values: Mapping[str, Any]) -> None:
-    """Check numbers of a config before it is made: transformers takes most of them as they come.
+    """Check numbers of a config before it is made: transformers checks only a few.
 
     Args:
         where: the section that contains the fields, for messages.
@@ -44,7 +44,7 @@ def check_numbers(where: str, cls: type[PreTrainedConfig], values: Mapping[str, 
     Raises:
         InputError: a size below 1, more layers than `MOST_TENSORS`, or a number below 0 whose default is not.
     """
-    usual = {own: name for name, own in cls.attribute_map.items()}
+    usual = {other: name for name, other in cls.attribute_map.items()}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or name.endswith("_token_id"):
             continue
@@ -69,7 +69,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         initializer_range: standard deviation of initial weights.
         tie_word_embeddings: use the embeddings of tokens as the weights of the head.
         thought_control: what the model reads in place of its thoughts, see `mentalese.nn.controls`; `None`: its own.
-        has_thoughts: whether a model with this config has thoughts that can be controlled.
+        has_thoughts: the model has thoughts that can be controlled.
         constants: fields of version 0.2.0 that have only one value now, by name.
     """
 
@@ -106,9 +106,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """See `PreTrainedConfig.from_dict`. What other tools have written into a saved config (`auto_map`,
-        `quantization_config`) stays in it; a misspelt field is refused where people write it, in the constructor.
-        Fields among the keywords (`from_pretrained(path, thought_control="removed")`) are checked as there.
+        """Return a config, as `PreTrainedConfig.from_dict` does.
+
+        Fields that other tools have written into a saved config (`auto_map`, `quantization_config`) stay in it; a
+        misspelt field is refused in the constructor. Fields among the keywords (`from_pretrained(path,
+        thought_control="removed")`) are checked as in the constructor.
 
         Raises:
             InputError: a field of an earlier version with a value that this one does not have.
@@ -122,26 +124,26 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         gone = {name for name in config_dict if cls._follows(name) or name in cls.constants}
         config_dict = {name: value for name, value in config_dict.items() if name not in gone}
         config_dict |= {name: kwargs.pop(name) for name in [*kwargs] if name in fields or cls._follows(name)}
-        known = {name: value for name, value in config_dict.items() if cls._knows(name)}
-        config, unused = super().from_dict(known, return_unused_kwargs=True, **kwargs)
+        values = {name: value for name, value in config_dict.items() if cls._knows(name)}
+        config, unused = super().from_dict(values, return_unused_kwargs=True, **kwargs)
         for name, value in config_dict.items():
-            if name not in known:
+            if name not in values:
                 setattr(config, name, value)
         return (config, unused) if return_unused else config
 
     @classmethod
     def _knows(cls, name: str) -> bool:
-        known = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
-        return known or name.startswith("_")
+        is_field = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
+        return is_field or name.startswith("_")
 
     @classmethod
     def _follows(cls, name: str) -> bool:
-        """Return whether it is computed from fields: other tools write the number of positions into saved configs."""
-        found = getattr(cls, name, None)
-        return isinstance(found, property) and found.fset is None
+        """Test if a field is computed from others: other tools write the number of positions into saved configs."""
+        attribute = getattr(cls, name, None)
+        return isinstance(attribute, property) and attribute.fset is None
 
     def _check_types(self) -> None:
-        """transformers' `@strict` neither reads annotations that are strings nor takes 1 for a float."""
+        """Check types: transformers' `@strict` neither reads annotations that are strings nor accepts 1 for a float."""
         checked: set[str] = set()
         for cls in type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]:
             for name, expected in inspect.get_annotations(cls, eval_str=True).items():
@@ -164,7 +166,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         return False
 
     def check_turns(self, layers_per_turn: int | None) -> None:
-        """Raise `InputError` if the layers are not whole turns of this many."""
+        """Raise `InputError` if the number of layers is not a multiple of `layers_per_turn`."""
         if layers_per_turn is not None and (layers_per_turn < 1 or self.num_hidden_layers % layers_per_turn):
             raise InputError(
                 f"{self.model_type}.layers_per_turn is {layers_per_turn}: set a divisor of num_hidden_layers "

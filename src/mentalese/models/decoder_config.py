@@ -1,6 +1,6 @@
-"""The configs of models around a decoder of transformers, and the decoders that they take.
+"""The configs of models around a decoder of transformers, and checks of the decoder.
 
-Nothing here imports a model.
+This module imports no model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
         where: the field that contains them, for messages.
 
     Raises:
-        InputError: no causal LM of that type, one of our own, an unknown field, or a value that its config refuses.
+        InputError: the type is not a causal LM or is this library's, a field is unknown, or a value is refused.
     """
     values = dict(fields)
     kind = values.pop("model_type", None)
@@ -30,10 +30,10 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     cls = CONFIG_MAPPING[kind]
     if issubclass(cls, LatentThoughtConfig):
         raise InputError(f"{where}.model_type is {kind!r}: use a decoder of transformers itself, such as gpt2 or llama")
-    known = set(cls.__dataclass_fields__) | set(cls.attribute_map)
+    names = set(cls.__dataclass_fields__) | set(cls.attribute_map)
     for name in values:
-        if name not in known:
-            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, known)}")
+        if name not in names:
+            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, names)}")
     check_numbers(where, cls, values)
     try:
         config = cls(**values)
@@ -50,17 +50,17 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
 
 
 def sliding_window(config: Any) -> int | None:
-    """Return the columns that a decoder's layers with sliding windows see; `None` if it has no such layers."""
+    """Return the number of columns that layers with sliding windows see; `None` if the decoder has no such layers."""
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
 
 
 def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
-    """Raise `InputError` for a decoder that counts columns of its cache: masked ones would take room in its window.
+    """Raise `InputError` for a decoder that counts columns of its cache: masked columns would use up its window.
 
     Args:
-        windows: sliding windows are allowed: no column between a row's tokens is masked, or the caller counts tokens.
+        windows: allow sliding windows: no column between a row's tokens is masked, or the caller counts tokens.
     """
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
     window, positions = sliding_window(config), getattr(config, "max_position_embeddings", 0)
@@ -76,7 +76,7 @@ def check_full_attention(where: str, config: Any, *, windows: bool = False) -> N
         )
 
 
-_BY_COLUMN = {"mpt"}  # whose bias counts columns
+_BY_COLUMN = {"mpt"}  # the bias counts columns
 
 WINDOWED = (
     *("exaone4", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
@@ -89,7 +89,7 @@ PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
-    """A model around a decoder, whose sizes it takes.
+    """A model around a decoder, which has the decoder's sizes.
 
     Attributes:
         backbone: a Hugging Face decoder: its `model_type` and the fields of its config. Sizes are the backbone's,
@@ -134,7 +134,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     @property
     def max_position_embeddings(self) -> int | None:
-        """Positions of the backbone."""
+        """The backbone's positions."""
         return getattr(self.backbone_config, "max_position_embeddings", None)
 
     @property
@@ -156,7 +156,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
 
 class LayeredDecoderConfig(WrappedDecoderConfig):
-    """A model that reads or adds in front of layers of its decoder; all columns between a row's tokens are tokens."""
+    """A model that reads or adds in front of its decoder's layers; all columns between a row's tokens are tokens."""
 
     model_type = "layered_decoder"
     reads_windows = True

@@ -1,4 +1,4 @@
-"""How a text is to be generated: the options that `mentalese generate` and the page of `mentalese play` share."""
+"""Options of generation that `mentalese generate` and the page of `mentalese play` share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumb
 
 @checked_dataclass("")
 class GenerateOptions:
-    """How a text is continued.
+    """Options by which a text is continued.
 
     Attributes:
         prompt: one or more texts to continue; a model that fills in masks fills in each `<|mask|>`.
@@ -54,7 +54,7 @@ class GenerateOptions:
     seed: Integer = 0
 
     def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:
-        """Keywords of a model's own `generate` that infers thoughts; it takes a while, so progress is shown."""
+        """Return keywords of a model's own `generate` that infers thoughts; progress is shown, as it takes a while."""
         takes = inspect.signature(generate).parameters
         names = ("fast_steps", "infer_every", "posterior_seed")
         kwargs = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -64,7 +64,7 @@ class GenerateOptions:
         return kwargs | ({"show_progress": True} if "show_progress" in takes else {})
 
     def generation(self) -> dict[str, Any]:
-        """Hugging Face's own keywords, those that were given; raises `InputError` if they contradict each other."""
+        """Return Hugging Face's own keywords that are set; raise `InputError` if they contradict each other."""
         sampling = {
             name: value
             for name, value in (("temperature", self.temperature), ("top_k", self.top_k), ("top_p", self.top_p))
@@ -84,7 +84,7 @@ class GenerateOptions:
 
 
 def config_fields(given: Sequence[str]) -> dict[str, Any]:
-    """`FIELD=VALUE` pairs of `--config`; a value is JSON, or else a word."""
+    """Return the `FIELD=VALUE` pairs of `--config`; a value is JSON, or else a word."""
     fields: dict[str, Any] = {}
     for pair in given:
         name, equals, value = pair.partition("=")

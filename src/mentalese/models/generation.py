@@ -1,4 +1,4 @@
-"""Text from a model, by Hugging Face's `generate`: many prompts at once, or one prompt piece by piece."""
+"""Generation of text by Hugging Face's `generate`: many prompts at once, or one prompt piece by piece."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def continuations(
     batch_size: int = 32,
     **options: Any,
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
-    """Yield the rows of which `generate_text` makes texts: the number of the prompt, the tokens [length] of prompt and
-    new text, and where the new ones begin. Takes and raises what `generate_text` does.
+    """Yield the rows that `generate_text` decodes: prompt number, tokens, place of the first new token.
+
+    The tokens [length] are those of prompt and new text. Takes and raises what `generate_text` does.
     """
     if not prompts:
         return
@@ -83,7 +84,7 @@ def stream_text(
     Closing the iterator stops the model at its next token.
 
     Raises:
-        InputError: as `generate_text`, at the call; what generation itself raises, at the piece at which it happened.
+        InputError: as `generate_text`, at the call; errors of generation itself, at the piece at which they happened.
     """
     if "streamer" in options:
         raise InputError("streamer is set: the pieces are returned here, so remove it, or call generate instead")
@@ -112,7 +113,7 @@ def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) 
         except BaseException as error:
             errors.append(error)
         finally:
-            streamer.text_queue.put(streamer.stop_signal)  # or the reader would wait forever after an error
+            streamer.text_queue.put(streamer.stop_signal)  # otherwise the reader would wait forever after an error
 
     options["stopping_criteria"] = [*options.get("stopping_criteria", ()), stop]
     thread = threading.Thread(target=run, daemon=True)
@@ -162,7 +163,7 @@ def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, Any]) -> di
 
 
 def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, Any]:
-    """Keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
+    """Return keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
 
     Args:
         special: ids of `Layout.special_ids`.
@@ -174,9 +175,9 @@ def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, Any]:
 
 
 def ends(model: LanguageModel) -> list[int]:
-    """Return the tokens at which the model's own settings end a text."""
-    own = model.generation_config.eos_token_id
-    return [] if own is None else own if isinstance(own, list) else [own]
+    """Return the tokens at which the model's end settings end a text."""
+    end = model.generation_config.eos_token_id
+    return [] if end is None else end if isinstance(end, list) else [end]
 
 
 _SETTINGS: dict[str, tuple[Any, float]] = {
@@ -190,17 +191,18 @@ _SETTINGS: dict[str, tuple[Any, float]] = {
     "top_p": (float | None, 0),
     "do_sample": (bool | None, 0),
 }
-"""Types of settings that transformers compares before it looks, and the least of each."""
+"""Settings whose types transformers compares before it checks them, with the least value of each."""
 WHOLE_DISTRIBUTION: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0}
-"""Settings of sampling that nothing cuts, whatever the model's own settings are."""
+"""Settings that switch sampling's cuts off, whatever the model's own settings are."""
 _PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer")
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Keywords of transformers' `generate` that belong to calls with tokens, which return tokens."""
 
 
 def check_settings(**settings: Any) -> None:
-    """Raise `InputError` for settings of generation of another type, below their least value, for calls with tokens,
-    or in a `generation_config`.
+    """Raise `InputError` for settings of a wrong type or below their least value.
+
+    Settings for calls with tokens and a `generation_config` are refused as well.
     """
     for name in (*_PROMPTS, *_OUTPUTS):
         if name in settings and (name in _PROMPTS or settings[name]):
@@ -221,7 +223,7 @@ def check_settings(**settings: Any) -> None:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """transformers' refusal of a setting as an `InputError`, and torch's of a model whose logits are NaN."""
+    """Raise transformers' refusal of a setting, and torch's of a model whose logits are NaN, as an `InputError`."""
     try:
         yield
     except InputError:
@@ -236,7 +238,7 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def seeded(model: LanguageModel, seed: int) -> Iterator[None]:
-    """Eval mode and a random generator of its own, so that training around it is undisturbed."""
+    """Set eval mode and a separate random generator inside the block, so that training around it is undisturbed."""
     devices = [model.device] if model.device.type == "cuda" else []
     with evaluation_mode(model), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

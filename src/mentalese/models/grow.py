@@ -1,7 +1,7 @@
-"""Latent thought on a trained model: another checkpoint's weights inside a model of ours.
+"""Latent thought on a trained model: another checkpoint's weights inside a model of this library.
 
 `mentalese grow BASE --family NAME` makes a checkpoint that `from_pretrained` opens; `train.init` starts a run from a
-saved model, grown or not. A family that grows declares `Family.grow`, which makes its config of a base's config.
+saved model, grown or not. A family that grows declares `Family.grow`, which makes its config from a base's config.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECIPE = "recipe.json"
 """In a grown model's folder: a recipe that trains it."""
 LIKENESS = "<<"
-"""The token whose embedding the tokens of latent positions start as (Coconut's release): it begins a calculation."""
+"""The token that begins a calculation; embeddings of latent positions start as its embedding (Coconut's release)."""
 
 
 def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
@@ -44,21 +44,20 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     Args:
         base: a folder that `save_pretrained` wrote, a run's folder, or `hub:NAME`.
         fields: values of the family's config.
-        seed: of the weights that the base does not have.
+        seed: seeds the weights that the base does not have.
 
     Raises:
-        InputError: a family that grows on nothing, a field that it does not have, a base that is no plain decoder, or
-            `out` is not empty.
+        InputError: the family cannot grow or lacks a field, the base is not a plain decoder, or `out` is not empty.
     """
-    known = families()
-    growing = [name for name, declared in known.items() if declared.grow is not None]
+    declarations = families()
+    growing = [name for name, declared in declarations.items() if declared.grow is not None]
     if family not in growing:
         raise InputError(f"family is {family!r}: use one that grows on a trained model ({', '.join(growing)})")
     check_folder_place(out, "out")
     if out.exists() and any(out.iterdir()):
         raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
     inner, tokenizer = load_model(base)
-    config = load(known[family].grow or "")(backbone_fields(inner.config), **fields)
+    config = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
     if (size := inner.get_input_embeddings().num_embeddings) > len(marked):  # tables are padded: Pythia's by 27 rows
@@ -70,8 +69,9 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
 
 
 def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, Any]:
-    """A recipe that trains the grown model on any text; one with latents on questions, which lose their steps epoch by
-    epoch (Coconut's curriculum on GSM8K, an epoch a stage).
+    """Return a recipe that trains the grown model: on any text, or with latents on questions.
+
+    Questions lose their steps epoch by epoch (Coconut's curriculum on GSM8K, one epoch per stage).
     """
     recipe: dict[str, Any] = {
         "name": name,
@@ -83,7 +83,7 @@ def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context:
     }
     if latents:
         recipe["layout"] = {"kind": "qa", "stages": 3, "latents_per_step": 2}
-        stages = enumerate((1, 2, 4), 1)  # the last has no steps at all
+        stages = enumerate((1, 2, 4), 1)  # the last stage has no steps
         recipe["phases"] = [
             {"start": epoch, "clock": "epochs", "layout": {"stage": stage}, "reset_optimizer": True}
             for epoch, stage in stages
@@ -96,7 +96,7 @@ def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context:
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a decoder's `model_type` and the fields of its config that define it, without those of its vocabulary."""
+    """Return a decoder's `model_type` and the fields that define it, without the fields of its vocabulary."""
     common = set(PreTrainedConfig.__dataclass_fields__) | {"vocab_size"}
     values = config.to_diff_dict()
     fields = {
@@ -108,17 +108,17 @@ def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
 def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: str, *, deepen: bool = False) -> None:
     """Copy the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
-    Embeddings are copied token by token, and rows of no token as they are. A token that the saved model lacks starts
-    as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the saved model lacks
-    stay as they are, or start as the model's `start_from_backbone` sets them. If the saved model's texts have several
-    ends, generation stops at each of them.
+    Embeddings are copied token by token; rows that belong to no token are copied as they are. A token that the saved
+    model lacks starts as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the
+    saved model lacks stay as they are, or start as the model's `start_from_backbone` sets them. If the saved model has
+    several tokens that end a text, generation stops at each of them.
 
     Args:
-        deepen: a decoder with more layers than the saved one starts as `_deepen` has it, and is not refused.
+        deepen: a decoder with more layers than the saved one starts as `_deepen` makes it, and is not refused.
 
     Raises:
-        InputError: what `load_model` refuses, another tokenizer, another class, weights of other sizes, or a decoder
-            that reads them in another way (heads, rotary positions, activation, norms, layers, ..).
+        InputError: `load_model` raises it, or the tokenizer, the class or sizes of weights differ, or the decoder reads
+            its weights in another way (heads, rotary positions, activation, norms, layers, ..).
     """
     whole: Any = model
     base: Any
@@ -129,7 +129,7 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
         raise InputError(
             f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
         )
-    if target is not model and hasattr(whole, "cut"):  # it has some of its base's layers
+    if target is not model and hasattr(whole, "cut"):  # the model has some of its base's layers
         base = whole.cut(base)
     if deepen and target is model and base.config.num_hidden_layers < target.config.num_hidden_layers:
         _deepen(base, target.config.num_hidden_layers)
@@ -166,36 +166,38 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:
-    """Give a trained decoder this many layers, in place: copies of its first ones after the first.
+    """Give a trained decoder this many layers, in place: copies of its first layers after the first one.
 
-    So ConceptLM's parameter-matched 8B begins (section 4.3). The paper does not state where the copies are; its release
-    has them in the place of the concept layers.
+    ConceptLM's parameter-matched 8B begins like this (section 4.3). The paper does not state where the copies are; its
+    release has them in the place of the concept layers.
     """
-    found = places("model", base).layers
-    own = getattr(base.base_model, found)
-    more = layers - len(own)
-    setattr(base.base_model, found, nn.ModuleList([*own[:1], *own[:more], *own[1:]]))
+    name = places("model", base).layers
+    layers_before = getattr(base.base_model, name)
+    more = layers - len(layers_before)
+    setattr(base.base_model, name, nn.ModuleList([*layers_before[:1], *layers_before[:more], *layers_before[1:]]))
     base.config.num_hidden_layers = layers
     if kinds := getattr(base.config, "layer_types", None):
         base.config.layer_types = kinds[:1] + kinds[:more] + kinds[1:]
 
 
 def end_at(model: PreTrainedModel, tokens: Collection[int]) -> None:
-    """Make these tokens the model's ends of a text, if there are several; one is the tokenizer's and known."""
+    """Set these tokens as the model's ends of a text, if there are several; a single one is the tokenizer's."""
     if len(tokens) > 1:
         model.config.eos_token_id = model.generation_config.eos_token_id = sorted(tokens)
 
 
 _FREE = {"vocab_size", "n_positions", "max_position_embeddings", "head_dim", "use_cache", "initializer_range"}
 _FREE |= {"reorder_and_upcast_attn", "pretraining_tp", "is_decoder", "add_cross_attention"}
-"""Fields of decoders that follow from the sizes of weights, or that change nothing."""
+"""Fields of decoders that follow from the sizes of weights, or that have no effect."""
 _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
-"""Names of one activation."""
+"""Pairs of names of the same activation."""
 
 
 def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
-    """The config's fields that decide how weights of equal sizes are read. For our own models without a decoder inside
-    these are the heads and rotary positions alone, since the others may change from run to run.
+    """Return the config's fields that decide how weights of equal sizes are read.
+
+    For this library's models without a decoder inside, these are only the heads and rotary positions, since other
+    fields may change from run to run.
     """
     if isinstance(config, LatentThoughtConfig):
         names = ["num_attention_heads", "rope_parameters"]
@@ -216,10 +218,10 @@ def _named(model: nn.Module) -> str:
 
 
 def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:
-    """For each token the base's tokens whose mean its embedding starts as; no token means all of them."""
-    known, vocabulary = base.get_vocab(), tokenizer.get_vocab()
+    """Return for each token the base's tokens whose mean its embedding starts as; an empty list means all of them."""
+    base_tokens, vocabulary = base.get_vocab(), tokenizer.get_vocab()
     if strange := [
-        token for token in vocabulary if token not in known and token not in (*MARKERS, *LATENT_MARKERS.values())
+        token for token in vocabulary if token not in base_tokens and token not in (*MARKERS, *LATENT_MARKERS.values())
     ]:
         raise InputError(
             f"train.init is {path!r}, whose tokenizer lacks {len(strange)} tokens of data.tokenizer, as "
@@ -228,7 +230,10 @@ def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, pat
     calculation = base(LIKENESS, add_special_tokens=False)["input_ids"]
     rows: list[list[int]] = [[] for _ in range(len(tokenizer))]
     for token, index in vocabulary.items():
-        rows[index] = [known[token]] if token in known else calculation if token in LATENT_MARKERS.values() else []
+        if token in base_tokens:
+            rows[index] = [base_tokens[token]]
+        elif token in LATENT_MARKERS.values():
+            rows[index] = calculation
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's side of every family: the one `forward`, and `generate`."""
+"""Hugging Face's interface for every family: the shared `forward`, and `generate`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class CausalLMOutputWithThoughts(LogitsOutput):
-    """Hugging Face's output, and one `ThoughtTrace` per row with `output_thoughts=True`."""
+    """Hugging Face's output, with one `ThoughtTrace` per row if `output_thoughts=True`."""
 
     thoughts: list[ThoughtTrace] | None = None
 
 
 @dataclass(kw_only=True)
 class Encoded:
-    """The result of a family's `encode`: everything before the head. A family adds what its losses and traces need.
+    """The result of a family's `encode`, before the head. A family adds fields that its losses and traces need.
 
     Attributes:
         hidden: [batch, length, hidden], the final hidden states that the head reads.
@@ -50,15 +50,15 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Reasons, for messages, why a model lacks what callers of transformers' models expect; `None`: it has it.
+    """Reasons, for messages, why a model lacks features that users of transformers expect; `None`: it has the feature.
 
     Attributes:
         cache: tokens cannot be read one after the other.
         static_cache: a cache cannot have a fixed size; if it can, `encode` ends in `cache.advance(length)`.
         hidden_states: `encode` does not take `output_hidden_states`.
         token_states: no single hidden state of a token predicts the next one.
-        continued_traces: a trace cannot begin in the middle of a text, with a cache of what came before.
-        loss: what a loss that is computed from hidden states leaves out of `training_loss`.
+        continued_traces: a trace cannot begin in the middle of a text, with a cache of the tokens before.
+        loss: the part of `training_loss` that a loss computed from hidden states leaves out.
     """
 
     cache: str | None = None
@@ -70,20 +70,20 @@ class Limits:
 
 
 class ResidualLinear(nn.Linear):
-    """A map whose output is added to the residual stream; it starts smaller the deeper the model (GPT-2).
+    """A map whose output is added to the residual stream; its initial weights shrink with the model's depth (GPT-2).
 
-    A class of its own, since transformers initialises no module that contains only other modules.
+    It has its own class because transformers does not initialise modules that contain only other modules.
     """
 
 
 E = TypeVar("E")
-"""The class of what a family's `encode` returns, an `Encoded`."""
+"""The type that a family's `encode` returns, an `Encoded`."""
 
 
 class Body(nn.Module):
     """A model without its head, as `base_model`: trainers that compute a loss from hidden states call it.
 
-    It owns nothing: a call is one of the model's `encode`.
+    It has no parameters: a call runs the model's `encode`.
     """
 
     def __init__(self, model: LatentThoughtModel) -> None:
@@ -103,7 +103,7 @@ class Body(nn.Module):
             options: further arguments of `LatentThoughtModel.forward`, but no labels.
 
         Raises:
-            InputError: as for `forward`; or the model has no single state per token that predicts the next one.
+            InputError: `forward` would raise it, or no single state of a token predicts the next one.
         """
         (model,) = self.whole
         limits = model.limits
@@ -125,10 +125,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     A subclass sets `config_class`, builds its modules in `__init__` (`embed` and `lm_head` among them, ending in
     `self.post_init()`), initialises in `initialize` every parameter that is not part of a plain linear, embedding
-    or norm, keeps whatever generation needs between tokens in a `ThoughtCache`, and writes
+    or norm, keeps the state that generation needs between tokens in a `ThoughtCache`, and implements
 
         encode          tokens to final hidden states, from where a cache left off
-        fill            what a trace shows of its thoughts
+        fill            the thoughts that a trace shows
         forward_flops   the cost of a pass
 
     Attributes:
@@ -154,7 +154,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @property
     def limits(self) -> Limits:
-        """Reasons why the model, as its config has it, lacks what callers expect; a family states its own."""
+        """Reasons why the model, under its config, lacks features that callers expect; a family states its own."""
         return Limits()
 
     def initialize(self, module: nn.Module) -> None:
@@ -184,13 +184,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """See `TransformersModel.set_checkpointing`.
 
         Raises:
-            InputError: the kind that only sees a block's own arguments; blocks also read thoughts that they share.
+            InputError: reentrant checkpointing, which sees only a block's own arguments; blocks also share thoughts.
         """
         if getattr(run, "keywords", {}).get("use_reentrant"):
             raise InputError("use_reentrant is True: gradients of shared thoughts would be lost, so set it to False")
         super().set_checkpointing(enable, run, every_n_layers)
 
-    # ------------------------------------------------------------------------------------- what a family writes
+    # ----------------------------------------------------------------------------------- for families to implement
 
     def encode(
         self,
@@ -204,9 +204,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
         Args:
             attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
-            cache: one of `cache_class`; `None` if nothing is to be kept.
-            trace: keep what `fill` shows.
-
+            cache: one of `cache_class`; `None` to keep nothing.
+            trace: keep the data that `fill` shows.
         """
         raise NotImplementedError(f"{type(self).__name__} needs encode")
 
@@ -215,15 +214,15 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
         Args:
             encoded: what `encode` returned with `trace=True`.
-            real: bool [batch, length], the tokens that are no padding.
+            real: bool [batch, length], true at tokens that are not padding.
         """
 
     def logits(self, encoded: Any, at: Any) -> Tensor:
-        """[batch, m, vocabulary], of the tokens in columns `at`: a slice, or indices [m]."""
+        """Return the logits [batch, m, vocabulary] of the tokens in columns `at`: a slice, or indices [m]."""
         return self.get_output_embeddings()(encoded.hidden[:, at])
 
     def states(self, encoded: Any) -> Tensor:
-        """[batch, length, hidden], what the head reads; see `Limits.token_states`."""
+        """Return the states [batch, length, hidden] that the head reads; see `Limits.token_states`."""
         return encoded.hidden
 
     def labels_loss(self, encoded: Any, labels: Tensor) -> Tensor:
@@ -231,14 +230,14 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.next_token_loss(encoded.hidden, labels)[0]
 
     def predicted_tokens(self, encoded: E, input_ids: Tensor, real: Tensor) -> Tensor:
-        """bool [batch, length], the tokens that the one before them predicts."""
+        """Return bool [batch, length], true at tokens that the token before them predicts."""
         return follows(real)
 
     def new_cache(self) -> ThoughtCache:
         """Return an empty cache for `generate`; families whose keys and values are named states override it."""
         return self.cache_class(self.config.num_hidden_layers)
 
-    # ------------------------------------------------------------------------------------- what it gets for it
+    # -------------------------------------------------------------------------------- the same for all families
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
@@ -267,7 +266,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         cache: ThoughtCache | None = None,
         **options: Any,
     ) -> Any:
-        """Logits [batch, length, vocabulary], each position's of the token after it.
+        """Return the logits [batch, length, vocabulary], at each position for the token after it.
 
         Positions follow from `attention_mask`; `position_ids` are not read.
 
@@ -275,24 +274,24 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             input_ids: [batch, length].
             attention_mask: [batch, length or, with a cache, all tokens so far], 0 at padding on either side.
             past_key_values: the cache that an earlier call returned, or `new_cache()`.
-            cache: the same, by its name since transformers 5.24; only one of the two is given.
-            use_cache: return a cache; `None` does so as `config.use_cache` says, but neither in training mode nor for a
+            cache: the same, by its name since transformers 5.24; set only one of the two.
+            use_cache: return a cache; `None` follows `config.use_cache`, but returns none in training mode or for a
                 trace.
-            labels: [batch, length], see `Batch`; `loss` is then that of the next token, and in training mode the
-                family's own (`training_loss`), whose logits are those that it was computed from.
+            labels: [batch, length], see `Batch`; `loss` is then the loss of the next token. In training mode it is the
+                family's own (`training_loss`), and the logits are the ones from which it was computed.
             logits_to_keep: only the logits of the last N positions (0: all), or of these positions.
             output_thoughts: also return a `ThoughtTrace` per row.
-            output_hidden_states: also return the hidden states of every layer, for families that keep them; `None`, as
-                of `return_dict`: as the config says.
+            output_hidden_states: also return the hidden states of every layer, for families that keep them; `None`,
+                here and for `return_dict`: follow the config.
             options: `forward_options` of the family, see its `encode`.
 
         Returns:
             A `CausalLMOutputWithThoughts`, or a tuple if `return_dict` is False.
 
         Raises:
-            InputError: tokens, a mask or labels of another type, shape or range (`mentalese.models.inputs`; on a GPU
-                ids out of range are not found), a cache of another kind, a trace of a text that began in an earlier
-                call, a keyword that this model does not know, or an output that it does not keep.
+            InputError: tokens, a mask or labels of a wrong type, shape or range (`mentalese.models.inputs`; on a GPU
+                ids out of range are not detected), a cache of another kind, a trace of a text that began in an earlier
+                call, an unknown keyword, or an output that the model does not keep.
         """
         if output_thoughts and use_cache is None:
             use_cache = False
@@ -319,11 +318,11 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         else:
             encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
             loss = None if labels is None else self.labels_loss(encoded, labels)
-        kept = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        columns = slice(-logits_to_keep or None, None) if isinstance(logits_to_keep, int) else logits_to_keep
         output = self.output(
             encoded,
             loss=loss,
-            logits=self.logits(encoded, kept),
+            logits=self.logits(encoded, columns),
             hidden_states=encoded.hidden_states,
             thoughts=self.trace(input_ids, attention_mask, encoded) if output_thoughts else None,
             **{CACHE: cache},
@@ -378,7 +377,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.new_cache() if use_cache and cache is None else cache
 
     def _say_what_logits_are(self, logits_to_keep: int | Tensor) -> None:
-        """Warn once if another tool would take the logits of a whole text for the model's likelihood, and errs."""
+        """Warn once if another tool would mistake the logits of a whole text for the model's likelihood."""
         score = self.estimators[0]
         if score not in ONE_PASS and isinstance(logits_to_keep, int) and logits_to_keep == 0:
             logger.warning_once(
@@ -404,7 +403,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         cache: Any = None,
         **options: Any,
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise what that does."""
+        """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise the same errors."""
         input_ids = self._tokens(input_ids, inputs_embeds)
         if use_cache is None:
             use_cache = self.config.use_cache and self.limits.cache is None and not self.training
@@ -415,7 +414,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     def _encode_options(
         self, output_hidden_states: bool | None = None, output_attentions: bool | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Return the keywords of `encode` among those of a call, else as the config has it."""
+        """Return the keywords of `encode` from a call, or else from the config."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
@@ -432,7 +431,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return options | {"output_hidden_states": True}
 
     def returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
-        """Return the output, or a tuple of it, as `return_dict` or the config has it."""
+        """Return the output, or a tuple of it, as `return_dict` or the config requires."""
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
@@ -445,7 +444,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             settings.use_cache = False
         elif settings.use_cache is not False and cache is None:
             cache = self.new_cache()
-            if kind == "static":  # as large as the largest so far, so that nothing is compiled again
+            if kind == "static":  # as large as the largest so far, to avoid compiling again
                 larger = getattr(settings, "max_cache_len", None) or 0
                 self._static_tokens = max(max_tokens, larger, self._static_tokens)
                 cache.max_tokens = self._static_tokens
@@ -458,10 +457,12 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of the next call. Tokens that `generate` has added are not padding, so they go without
-        a mask, in which a model would have to look for some; padding before them is in the cache.
+        """Return the arguments of the next call.
+
+        Tokens that `generate` has added are passed without a mask: they are not padding, and a model would search a
+        mask for padding. Earlier padding is in the cache.
         """
-        kwargs.pop("tokenizer", None)  # of `stop_strings`: transformers hands it on to the model too
+        kwargs.pop("tokenizer", None)  # for `stop_strings`; transformers passes it to the model too
         first, cache = kwargs.get("is_first_iteration", False), kwargs.get(CACHE)
         if not first and cache is not None and cache.seen_tokens:
             attention_mask = None
@@ -470,7 +471,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         )
 
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: E) -> list[ThoughtTrace]:
-        """Return a trace per row: what every model has (`text_traces`), filled by the family."""
+        """Return a trace per row: the contents of `text_traces`, completed by the family."""
         with torch.no_grad():
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             real = mask[:, -input_ids.shape[1] :].bool()
@@ -490,7 +491,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @staticmethod
     def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
-        """bool [batch, length], which tokens of this call are no padding.
+        """Return bool [batch, length], true at tokens of this call that are not padding.
 
         Args:
             attention_mask: [batch, length or, with a cache, all tokens so far].
@@ -507,7 +508,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @staticmethod
     def check_rows(tokens: list[int]) -> None:
-        """Raise `InputError` if a row has no tokens, only padding."""
+        """Raise `InputError` if a row contains only padding."""
         if 0 in tokens:
             raise InputError(f"attention_mask[{tokens.index(0)}] is 0 throughout: every row needs a token, remove it")
 

@@ -1,4 +1,4 @@
-"""Checks of what is passed to a model: one sentence for every wrong shape, type and range."""
+"""Checks of a model's arguments: one message for every wrong shape, type and range."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mentalese.nn.loss import IGNORED
 
 
 def check_tokens(input_ids: Any, model: Any) -> Tensor:
-    """Token ids [batch, length] as int64.
+    """Return token ids [batch, length] as int64.
 
     Args:
-        model: whose tokens they are: a row of its embedding each, or its mask.
+        model: the model that reads the tokens: each is a row of its embedding, or its mask.
 
     Raises:
-        InputError: no tensor of integers, of another shape, without a token, or with ids out of range.
+        InputError: not a tensor of integers, a wrong shape, no tokens, or ids out of range.
     """
     ids = _integers("input_ids", input_ids, "pass a tensor of token ids [batch, length]")
     if ids.ndim != 2:
@@ -35,17 +35,17 @@ def check_tokens(input_ids: Any, model: Any) -> Tensor:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """Return the number of ids that can be read; `None` if a tool has replaced the embedding by something else."""
+    """Return the number of valid ids; `None` if a tool has replaced the embedding."""
     rows, mask = getattr(model.get_input_embeddings(), "num_embeddings", None), mask_token_id(model)
     return rows if rows is None or mask is None else max(rows, mask + 1)
 
 
 def check_mask(attention_mask: Any, input_ids: Tensor, seen: int) -> None:
-    """The mask of a call with `seen` tokens before it in a cache.
+    """Check the mask of a call with `seen` tokens before it in a cache.
 
     Raises:
-        InputError: no tensor of integers or truth values, of another shape than [batch, all tokens so far], or with
-            other values than 0 and 1.
+        InputError: not a tensor of integers or truth values, not of the shape [batch, all tokens so far], or values
+            other than 0 and 1.
     """
     if attention_mask is None:
         return
@@ -65,7 +65,7 @@ def check_mask(attention_mask: Any, input_ids: Tensor, seen: int) -> None:
 
 
 def check_width(attention_mask: Tensor, width: int) -> None:
-    """Raise `InputError` for a mask that has not one column for each token read so far."""
+    """Raise `InputError` for a mask without exactly one column for each token read so far."""
     if attention_mask.shape[1] != width:
         raise InputError(
             f"attention_mask has {attention_mask.shape[1]} columns: pass {width}, one for each token read so far"
@@ -73,13 +73,14 @@ def check_width(attention_mask: Tensor, width: int) -> None:
 
 
 def check_labels(labels: Any, input_ids: Tensor, vocabulary: int) -> Tensor | None:
-    """Labels [batch, length] as int64.
+    """Return labels [batch, length] as int64.
 
     Args:
-        vocabulary: tokens that the head predicts.
+        vocabulary: number of tokens that the head predicts.
 
     Raises:
-        InputError: no tensor of integers, of another shape than the tokens, or neither a token nor -100.
+        InputError: not a tensor of integers, not of the shape of the tokens, or values that are neither a token nor
+            -100.
     """
     if labels is None:
         return None
@@ -111,7 +112,7 @@ def _integers(name: str, value: Any, remedy: str) -> Tensor:
 
 
 def _outside(values: Tensor, least: int, most: int) -> int | None:
-    """Return a value out of range, if there is one. A GPU is not waited for, and tracers have no values."""
+    """Return a value out of range, if there is one; skip values on a GPU, which would have to wait, and in tracers."""
     if values.device.type != "cpu" or torch.compiler.is_compiling() or not values.numel():
         return None
     low, high = (int(value) for value in values.aminmax())

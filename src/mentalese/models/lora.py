@@ -1,13 +1,13 @@
-"""LoRA (Hu et al., 2021) through PEFT: small trained maps next to those of a trained decoder, which stay as they are.
+"""LoRA (Hu et al., 2021) through PEFT: small trained maps next to a decoder's own maps, which stay as they are.
 
 Three kinds of weights are trained:
 
     adapters    on linear maps of the decoder: W x + (alpha / rank) B A x
     new rows    of embeddings and head, for the markers that the library adds to a tokenizer
-    new parts   all that a family adds to its `backbone` (gates, concept layers, codebooks), in full
+    new parts   everything that a family adds to its `backbone` (gates, concept layers, codebooks), in full
 
-A model without a `backbone` is a decoder as a whole. On disk, a trained model is an ordinary one, with adapters merged
-into its weights. The folder `adapter/` next to them contains what was trained alone, in PEFT's format.
+Without a `backbone`, the model as a whole is the decoder. On disk, a trained model is an ordinary one, with adapters
+merged into its weights. The folder `adapter/` next to them contains only the trained weights, in PEFT's format.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 FOLDER = "adapter"
 """In a saved model's folder."""
-_LEAST = "0.20"  # earlier ones do not train new rows of a tied head
-_NAME = "default"  # PEFT's, of the only adapter
+_LEAST = "0.20"  # earlier versions do not train new rows of a tied head
+_NAME = "default"  # PEFT's name for a single adapter
 
 BACKBONE_TARGETS = ("c_attn", "query_key_value", "qkv_proj", "q_proj", "v_proj")
 """The maps that PEFT adapts in transformers' decoders; a decoder has one or two of these names."""
@@ -51,19 +51,19 @@ def adapt_by_default(model_type: str, names: Sequence[str]) -> None:
 
 
 def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
-    """Add adapters to a model in place, and freezes all that is not trained; nothing if `train.lora_rank` is `None`.
+    """Add adapters to a model in place, and freeze all other weights; do nothing if `train.lora_rank` is `None`.
 
-    Until it is trained, the model computes what it did before.
+    Before training, the model computes the same as without adapters.
 
     Raises:
-        InputError: PEFT is not installed or too old, or a target that the decoder does not have.
+        InputError: PEFT is not installed or too old, or the decoder does not have a target.
     """
     if train.lora_rank is None:
         return
-    found = _version()
-    if found is None or Version(found) < Version(_LEAST):
+    version = _version()
+    if version is None or Version(version) < Version(_LEAST):
         raise InputError(
-            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {found or 'none'}: "
+            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {version or 'none'}: "
             f"{install_command('lora')}"
         )
     import peft
@@ -82,13 +82,13 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(train.seed)
         peft.inject_adapter_in_model(config, model)
-    for name in new:  # not by PEFT, which would train copies of them
+    for name in new:  # PEFT itself would train copies of them
         model.get_submodule(name).requires_grad_(True)
     model.peft_config[_NAME].modules_to_save = new or None
 
 
 def _version() -> str | None:
-    """PEFT's, if it is installed."""
+    """Return PEFT's version, if it is installed."""
     try:
         return version("peft")
     except PackageNotFoundError:
@@ -96,7 +96,7 @@ def _version() -> str | None:
 
 
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights of the same model without adapters, on the CPU, by name; the model itself stays as it is."""
+    """Return the weights of the model without adapters, on the CPU, by name; the model itself stays as it is."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import TrainableTokensWrapper
 
@@ -117,7 +117,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
-    """Write what was trained as `PeftModel.from_pretrained(BASE, folder)` opens it: safetensors and a JSON file.
+    """Write the trained weights as `PeftModel.from_pretrained(BASE, folder)` opens them: safetensors and a JSON file.
 
     Args:
         base: the model that the adapters belong to, noted in the config.
@@ -136,7 +136,7 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
 
 
 def _prefix(model: PreTrainedModel) -> str:
-    """Return the beginning of the names of the decoder's modules."""
+    """Return the prefix of the names of the decoder's modules."""
     return "backbone." if hasattr(model, "backbone") else ""
 
 
@@ -152,18 +152,18 @@ def _linear_maps(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
     """Return the last parts of the names of the maps that get adapters."""
-    known = sorted({name.rpartition(".")[2] for name in maps})
+    names = sorted({name.rpartition(".")[2] for name in maps})
     for name in asked:
-        if name not in known:
+        if name not in names:
             raise InputError(
-                f"train.lora_targets has {name!r}: use linear maps of the decoder ({', '.join(known)}), the head has "
-                f"none{nearest(name, known)}"
+                f"train.lora_targets has {name!r}: use linear maps of the decoder ({', '.join(names)}), the head has "
+                f"none{nearest(name, names)}"
             )
-    return list(asked) or known
+    return list(asked) or names
 
 
 def _new_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]] | None:
-    """Tokens of the library's markers, for the embeddings and, if it is another table, for the head."""
+    """Return the ids of the library's markers for the embeddings and, if it is another table, for the head."""
     vocabulary = tokenizer.get_vocab()
     rows = sorted(vocabulary[name] for name in (*MARKERS, *LATENT_MARKERS.values()) if name in vocabulary)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -173,7 +173,7 @@ def _new_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dic
 
 
 def _new_modules(model: PreTrainedModel) -> list[str]:
-    """Return the modules that a family adds to its decoder, none of them a mere list, as PEFT needs to save them."""
+    """Return the modules that a family adds to its decoder; lists are resolved into members, as PEFT saves modules."""
 
     def parts(name: str, module: nn.Module) -> list[str]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -184,5 +184,5 @@ def _new_modules(model: PreTrainedModel) -> list[str]:
         return []
     for name, _ in model.named_parameters(recurse=False):
         raise InputError(f"train.lora_rank is set and {type(model).__name__}.{name} is in no module: put it into one")
-    own: dict[str, Any] = {name: module for name, module in model.named_children() if name != "backbone"}
-    return [part for name, module in own.items() for part in parts(name, module)]
+    added: dict[str, Any] = {name: module for name, module in model.named_children() if name != "backbone"}
+    return [part for name, module in added.items() for part in parts(name, module)]

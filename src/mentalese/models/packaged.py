@@ -1,7 +1,7 @@
-"""Trained models that packages bring: `models:NAME` opens one wherever the path of a model is asked for.
+"""Trained models that packages provide: `models:NAME` opens one wherever a model's path is accepted.
 
 A package names a module in the entry point group `mentalese.models`; each folder in it that contains a `config.json`
-is a model. `mentalese-models` brings those of this project.
+is a model. `mentalese-models` provides the models of this project.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def packaged_models() -> dict[str, Path]:
     Raises:
         InputError: two packages have a model of the same name.
     """
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         for folder in sorted(Path(str(files(entry_point.value))).iterdir()):
             if (folder / "config.json").is_file():
-                if folder.name in found:
+                if folder.name in folders:
                     raise InputError(f"two packages bring the model {folder.name!r}: uninstall one")
-                found[folder.name] = folder
-    return found
+                folders[folder.name] = folder
+    return folders
 
 
 def packaged(path: str | Path) -> Path | None:
@@ -43,9 +43,9 @@ def packaged(path: str | Path) -> Path | None:
     """
     if not str(path).startswith(PREFIX):
         return None
-    name, known = str(path).removeprefix(PREFIX), packaged_models()
-    if not known:
+    name, models = str(path).removeprefix(PREFIX), packaged_models()
+    if not models:
         raise InputError(f"{path}: no package of models is installed: {install_command(models=True)}")
-    if name not in known:
-        raise InputError(f"{path}: no model is called that{nearest(name, known)} (`mentalese models` lists them)")
-    return known[name]
+    if name not in models:
+        raise InputError(f"{path}: no model is called that{nearest(name, models)} (`mentalese models` lists them)")
+    return models[name]

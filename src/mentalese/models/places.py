@@ -1,8 +1,7 @@
-"""The places of the layers of another project's decoder, found in the decoder itself and tried out on a small one.
+"""The places of the layers of another project's decoder, found in its modules and tested on a small decoder.
 
-A family that reads or adds in front of a decoder's layers, or adds layers of its kind, needs what this module finds:
-the list of layers, the final norm, the rotary positions, and that a layer called by itself does what the decoder has it
-do.
+A family that reads or adds in front of a decoder's layers, or adds layers of its kind, needs the list of layers, the
+final norm, the rotary positions, and a check that a layer called by itself computes the same as inside the decoder.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ class Places:
     """Names of the parts of a decoder's body that modules next to its layers need.
 
     Attributes:
-        layers: the list of its layers, called with hidden states first and made of (config, index).
+        layers: the list of its layers, which take hidden states first and are constructed from (config, index).
         norm: its final norm.
         rotary: the module for a layer's `position_embeddings`, if layers take them.
-        by_kind: whether that module makes others for each kind of attention (`config.layer_types`).
+        by_kind: the rotary module differs by kind of attention (`config.layer_types`).
         cache: the keyword by which a layer takes a cache.
     """
 
@@ -38,45 +37,45 @@ class Places:
     cache: str
 
     def positions(self, body: Any, hidden: Tensor, position_ids: Tensor, layers: int) -> list[dict[str, Any]]:
-        """Keywords of each of the first layers for the positions [B, L] of hidden states [B, L, d]."""
+        """Return keywords of each of the first layers for the positions [B, L] of hidden states [B, L, d]."""
         if self.rotary is None:
             return [{}] * layers
         rotary = getattr(body, self.rotary)
         if not self.by_kind:
             return [{"position_embeddings": rotary(hidden, position_ids=position_ids)}] * layers
         kinds = body.config.layer_types[:layers]
-        made = {kind: rotary(hidden, position_ids=position_ids, layer_type=kind) for kind in dict.fromkeys(kinds)}
-        return [{"position_embeddings": made[kind]} for kind in kinds]
+        embeddings = {kind: rotary(hidden, position_ids=position_ids, layer_type=kind) for kind in dict.fromkeys(kinds)}
+        return [{"position_embeddings": embeddings[kind]} for kind in kinds]
 
 
 def places(where: str, decoder: nn.Module) -> Places:
     """Find the places of a decoder's layers.
 
     Args:
-        where: the field that contains it, for messages.
+        where: the field that contains the decoder, for messages.
 
     Raises:
-        InputError: they are not found, or do something else when called by themselves.
+        InputError: the places are not found, or layers compute something else when called by themselves.
     """
     body: Any = decoder.base_model
     small = _small(body.config)
     key = f"{type(decoder).__name__} {attention_of(small)} " + small.to_json_string(use_diff=False)
     if key not in _tried:
         _tried[key] = _try(type(decoder), small)
-    found = _tried[key]
-    if isinstance(found, str):
+    result = _tried[key]
+    if isinstance(result, str):
         raise InputError(
-            f"{where}.model_type is {body.config.model_type!r}: {found}; use another decoder, such as gpt2 or llama"
+            f"{where}.model_type is {body.config.model_type!r}: {result}; use another decoder, such as gpt2 or llama"
         )
-    return found
+    return result
 
 
 _tried: dict[str, Places | str] = {}
-"""By the class, attention and config of the small decoder: its places, or why it cannot be used."""
+"""Places, or the reason why they cannot be used, by class, attention and config of the small decoder."""
 
 
 def _find(body: Any) -> Places:
-    """Return the places of a body by its modules' kinds; raises `LookupError` if one is missing."""
+    """Return the places of a body by its modules' kinds; raise `LookupError` if one is missing."""
     children = dict(body.named_children())
     lists = [name for name, child in children.items() if isinstance(child, nn.ModuleList)]
     lists = [name for name in lists if len(children[name]) == body.config.num_hidden_layers]
@@ -93,7 +92,7 @@ def _find(body: Any) -> Places:
     return Places(lists[0], norms[-1], embeds, by_kind, cache)
 
 
-# ------------------------------------------------------------------------------------------------------- trying it out
+# ----------------------------------------------------------------------------------------- test on a small decoder
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 16, "vocab_size": 16}
 _SIZES |= {"num_attention_heads": 2, "head_dim": 8}
@@ -121,15 +120,15 @@ def _small(config: Any) -> Any:
 
 
 def _plain(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions without what stretches them, whose sizes are those of the large heads."""
+    """Return rotary positions without their stretching, whose sizes fit only the large heads."""
     if all(isinstance(value, dict) for value in rope.values()):  # by kind of attention
         return {kind: _plain(value) for kind, value in rope.items()}
-    kept: dict[str, Any] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-    return {"rope_type": "default", **kept}
+    fields: dict[str, Any] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return {"rope_type": "default", **fields}
 
 
 class _Keys:
-    """The least that a layer may ask of a cache."""
+    """A minimal cache for layers."""
 
     def __init__(self) -> None:
         self.held: list[Tensor] = []
@@ -140,30 +139,31 @@ class _Keys:
 
 
 def _try(cls: type, config: Any) -> Places | str:
-    """Return the places of a small decoder of this class, or why they cannot be used."""
-    # A model that is being loaded is built without memory, in another precision, and without initialisation.
+    """Return the places of a small decoder of this class, or the reason why they cannot be used."""
+    # While a model is loaded, modules are built without memory, in another precision and without initialisation.
     precision = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
-            generator = torch.Generator().manual_seed(0)  # the global seed would be that of GPUs too
+            generator = torch.Generator().manual_seed(0)  # the global seed would change the generators of GPUs too
             decoder: Any = cls(config).eval()
             for parameter in decoder.parameters():
                 parameter.uniform_(-0.3, 0.3, generator=generator)
-            found = _find(decoder.base_model)
-            _compare(decoder.base_model, found)
-            return found
+            result = _find(decoder.base_model)
+            _compare(decoder.base_model, result)
+            return result
     except LookupError as problem:
         return str(problem)
-    except Exception as problem:  # other projects' layers fail in many ways
+    except Exception as problem:  # other projects' layers raise errors of many types
         return f"its layers cannot be called by themselves ({' '.join(str(problem).split())})"
     finally:
         torch.set_default_dtype(precision)
 
 
 def _compare(body: Any, found: Places) -> None:
-    """Raise `LookupError` unless a keyword reaches the layers, and each of them by itself, whole and step by step, is
-    what it is inside the body.
+    """Raise `LookupError` unless a keyword reaches the layers and each one by itself computes the same as in the body.
+
+    A layer is called on a whole text and step by step.
     """
     layers, ids = getattr(body, found.layers), torch.arange(_LENGTH)[None]
     read: list[Tensor] = []
@@ -181,7 +181,7 @@ def _compare(body: Any, found: Places) -> None:
     if reached != [found] * len(layers):
         raise LookupError("it does not hand keywords to its layers")
     positions, mask = torch.arange(_LENGTH)[None], None
-    if attention_of(body.config) != "sdpa":  # which makes a causal mask itself
+    if attention_of(body.config) != "sdpa":  # the decoder makes a causal mask itself
         mask = torch.full((1, 1, _LENGTH, _LENGTH), torch.finfo(torch.float32).min).triu(1)
     for number, layer in enumerate(layers):
         options = found.positions(body, read[number], positions, len(layers))[number]
@@ -192,6 +192,6 @@ def _compare(body: Any, found: Places) -> None:
             steps.append(layer(read[number][:, t : t + 1], **now))
         inside = read[number + 1] if number + 1 < len(layers) else None
         for states in (alone, torch.cat(steps, dim=1)):
-            given = getattr(body, found.norm)(states) if inside is None else states
-            if not torch.allclose(given, whole if inside is None else inside, atol=1e-4, rtol=1e-4):
+            output = getattr(body, found.norm)(states) if inside is None else states
+            if not torch.allclose(output, whole if inside is None else inside, atol=1e-4, rtol=1e-4):
                 raise LookupError("its layers by themselves do something else than inside it")

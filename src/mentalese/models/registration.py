@@ -1,7 +1,7 @@
-"""Our classes in transformers' Auto classes, by their public `register`.
+"""This library's classes in transformers' Auto classes, by their public `register`.
 
-Config and tokenizer classes are registered when `mentalese` is imported. A model class takes longer to import, and is
-registered when a config of its type is made: nobody looks for the class of a model before there is its config.
+Config and tokenizer classes are registered when `mentalese` is imported. A model class takes longer to import; it is
+registered when a config of its type is made, since the class is never looked up before there is a config.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trained model and how it reads text, as one object: `mentalese.load(path)`."""
+"""A trained model and its reading of text, as one object: `mentalese.load(path)`."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(TextModel):
-    """A trained model: texts and splits in, text, scores and traces out. See `TextModel` for its fields."""
+    """A trained model: texts and splits in; text, scores and traces out. See `TextModel` for its fields."""
 
     # -- the same model with other settings ----------------------------------------------------------------------------
 
     def at(self, stage: int | None = None, latents: int | None = None) -> Saved:
-        """Return the model asked at another stage, or with another number of latents; `None` changes nothing.
+        """Return the model for another stage, or with another number of latents; `None` changes nothing.
 
         Raises:
             InputError: the layout has neither.
@@ -48,13 +48,13 @@ class Saved(TextModel):
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
     def on(self, source: str | None = None, **read: str | float | None) -> Saved:
-        """The model with another text (`DataConfig.source`); `read`: the `text_column` and `detokenizer` it needs.
+        """Return the model with another text (`DataConfig.source`) and with the fields of `DataConfig` in `read`.
 
-        Where it is the text of training by another name, the documents held out in training stay so, unless `read` has
-        a `held_out`.
+        `read` has the `text_column` and `detokenizer` that the text needs. If the source is the text of training under
+        another name, the documents held out in training stay held out, unless `read` has a `held_out`.
 
         Raises:
-            InputError: something else than the name of a source (`mentalese.as_source` names texts), or another field.
+            InputError: the source is not a name (`mentalese.as_source` names texts), or `read` has an unknown field.
         """
         changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
         changes |= {name: value for name, value in read.items() if value is not None}
@@ -64,22 +64,22 @@ class Saved(TextModel):
         held_out = self.recipe.data.held_out
         if held_out == other.data.held_out:
             return other
-        own = dataclasses.replace(other, data=dataclasses.replace(other.data, held_out=held_out))
-        return own if own.reads_own_text else other
+        reader = dataclasses.replace(other, data=dataclasses.replace(other.data, held_out=held_out))
+        return reader if reader.reads_own_text else other
 
     @property
     def reads_own_text(self) -> bool:
         """True if `data` is the text that the model was trained on, wherever it is read from."""
         if self.recipe is not None and _same(self.data.source, self.recipe.data.source):
             return True
-        own = saved_about(self.path).get("source_fingerprint")
+        fingerprint = saved_about(self.path).get("source_fingerprint")
         try:
-            return own is not None and own == source_fingerprint(self.data)
-        except InputError:  # too short to be split, or split otherwise
+            return fingerprint is not None and fingerprint == source_fingerprint(self.data)
+        except InputError:  # too short to be split, or split in another way
             return False
 
     def compile(self, **options: Any) -> Saved:
-        """Compiles the model's layers, in place, for generation and scores; the first calls take up to minutes.
+        """Compile the model's layers, in place, for generation and scores; the first calls take up to minutes.
 
         Args:
             options: of `torch.compile`, such as `mode`.
@@ -94,7 +94,7 @@ class Saved(TextModel):
     # -- texts ---------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: str | Sequence[str]) -> Batch:
-        """Texts as prompts of this model: `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
+        """Return texts as prompts, padded on the left: `input_ids` and `attention_mask`, int64 [texts, length].
 
         Raises:
             InputError: an empty text, or one that is not Unicode.
@@ -111,7 +111,7 @@ class Saved(TextModel):
             options: `seed`, `batch_size`, and Hugging Face's own: `do_sample`, `temperature`, `num_beams`, ...
 
         Returns:
-            As many texts as were passed, in their order.
+            One text for each of `texts`, in their order.
 
         Raises:
             InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -119,15 +119,16 @@ class Saved(TextModel):
         return generation.generate_text(self, _listed(texts), max_new_tokens=max_new_tokens, **options)
 
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
-        """The continuation of one text, piece by piece; closing the iterator stops the model. Takes and raises what
-        `generate` does.
+        """Yield the continuation of one text, piece by piece; closing the iterator stops the model.
+
+        Takes and raises what `generate` does.
         """
         return generation.stream_text(self, _one(text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
         """Score each text by itself; ends of documents and sentences do not count.
 
-        The windows and the estimator are those of its protocol; `joined` and `max_documents` are for splits.
+        The windows and the estimator follow the model's protocol; `joined` and `max_documents` apply only to splits.
 
         Returns:
             A `TextScore` per text, in their order: `nll` in nats of the whole text, `tokens`, `bytes`, `perplexity`,
@@ -149,7 +150,7 @@ class Saved(TextModel):
         return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
-        """Return what the model thinks of a text, or of a question and its answer if it was trained on questions.
+        """Return the trace of a text, or of a question and its answer if the model was trained on questions.
 
         Args:
             text: one text or question.
@@ -157,8 +158,8 @@ class Saved(TextModel):
 
         Raises:
             InputError: a question that leaves no room for its answer in the model's context, `max_new_tokens` for a
-                model that answers none, or an option that the model does not know. A longer text is read in the windows
-                that it is scored in.
+                model that does not answer questions, or an unknown option. A longer text is read in the windows in
+                which it is scored.
         """
         if "max_new_tokens" in options and not self.layout.questions:
             raise InputError(
@@ -168,10 +169,10 @@ class Saved(TextModel):
         return thinking.think(self, _one(text), **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
-        """Return what the model thinks of these tokens [length].
+        """Return the trace of these tokens [length].
 
         Raises:
-            InputError: no token ids of the model in one dimension, or an option that the model does not know.
+            InputError: not token ids of the model in one dimension, or an unknown option.
         """
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
             what = f"of shape {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else shown(input_ids)
@@ -185,8 +186,8 @@ class Saved(TextModel):
         """Return the text `data.source` in the model's own tokens; documents end in the model's own end of text.
 
         Args:
-            split: the split that is needed; `all`: the whole of a text without splits.
-            layout: which parts of the text are stored; `None`: those of the model's layout.
+            split: the split to be read; `all`: the whole of a text without splits.
+            layout: the layout that decides which parts of the text are stored; `None`: the model's layout.
 
         Raises:
             InputError: the text cannot be read, the tokenizer lacks its markers, or there is no such split.
@@ -206,7 +207,7 @@ class Saved(TextModel):
         return store
 
     def split(self, name: str = "test", *, show: bool = False) -> Split:
-        """Return a split of the text in the model's own tokens. Raises what `store` does."""
+        """Return a split of the text in the model's own tokens; raise the same errors as `store`."""
         return self.store(name, show=show).splits[name]
 
     def perplexity(self, split: Split, *, show: bool = False, **options: Any) -> scoring.Perplexity:
@@ -214,12 +215,12 @@ class Saved(TextModel):
         return scoring.perplexity(self, _a_split(split), show=show, **options)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
-        """Nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
+        """Return the nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
         return scoring.token_scores(self, _a_split(split), show=show)
 
 
 def _same(source: str, other: str) -> bool:
-    """Test if two sources are one; of files also if they are written in two ways."""
+    """Test if two sources are the same; of files also if their paths are written in two ways."""
     (kind, _, place), (other_kind, _, other_place) = source.partition(":"), other.partition(":")
     if kind != other_kind or kind in ("builtin", "hub", "python"):
         return source == other
@@ -237,7 +238,7 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
 
     Raises:
         InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, its
-            config has no such field, or nothing says how its text is laid out.
+            config has no such field, or its layout is unknown.
     """
     model, tokenizer = load_model(path, device or default_device(), fields=config)
     recipe = saved_recipe(path)
@@ -258,7 +259,7 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
     """Return the layout and the sentences of a model without a recipe.
 
     Raises:
-        InputError: a model of sentences or latents, and nothing says where a text has them.
+        InputError: the model reads sentences or latents, and their places in a text are unknown.
     """
     if (reading := saved_reading(tokenizer)) is not None:
         return reading
@@ -281,7 +282,7 @@ def default_device() -> torch.device:
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
-    """Return the texts as a list; raises `InputError` if there are none, or if one is no text."""
+    """Return the texts as a list; raise `InputError` if there are none, or if one is not a string."""
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping | Tensor):
         raise InputError(f"texts is {shown(texts)}: pass a text (str) or a list of texts")
     listed = [texts] if isinstance(texts, str) else list(texts)

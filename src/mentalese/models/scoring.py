@@ -1,4 +1,4 @@
-"""Perplexity, bits per byte and nats per token, each with the protocol that it was measured by."""
+"""Perplexity, bits per byte and nats per token, each with the protocol of its measurement."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Perplexity:
     Attributes:
         nll: mean negative log-likelihood, nats per scored token.
         tokens: scored tokens.
-        bytes: UTF-8 bytes of the scored text: whole documents, or of records the steps and the answer that are scored.
+        bytes: UTF-8 bytes of the scored text: whole documents, or the scored steps and answers of records.
         perplexity: `exp(nll)`; depends on the tokenizer.
-        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a
-            part of the text, or its tokens lost something of it (`lost` in the protocol).
-        protocol: what was scored, given what context, and how.
+        bits_per_byte: total bits over `bytes`; comparable across tokenizers. `None` if the estimator scores only a part
+            of the text, or its tokens lost information (`lost` in the protocol).
+        protocol: scored tokens, their context, and the estimator.
         parts: the terms that `nll` is the sum of, by name (`nll` and `kl` of a bound); empty if there is only one.
         bits_per_byte_with_ends: bits per byte including the ends of sentences and documents, which models of sentences
-            are otherwise told: it compares all kinds of models. `None` if the estimator is no likelihood of one pass,
-            or the tokens lost something.
+            otherwise receive as input: it compares all kinds of models. `None` if the estimator is not a likelihood of
+            one pass, or the tokens lost information.
     """
 
     nll: float
@@ -69,7 +69,7 @@ class TextScore:
         tokens: scored tokens.
         bytes: UTF-8 bytes of the text.
         estimator: the scoring rule; only `exact` and `causal` are autoregressive likelihoods in one pass.
-        lost: what the tokens do not tell of the text: unknown words, or capital letters; `None`: nothing known of.
+        lost: information that tokenisation discards, such as unknown words or capital letters; `None` if unknown.
     """
 
     nll: float
@@ -80,19 +80,20 @@ class TextScore:
 
     @property
     def perplexity(self) -> float:
-        """Depends on the tokenizer."""
+        """Perplexity per token; depends on the tokenizer."""
         return _exp(self.nll / self.tokens)
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Comparable across tokenizers; ends of sentences and of the text are not paid for. `None` if the tokens lost
-        something of the text.
+        """Bits per byte, comparable across tokenizers; ends of sentences and of the text do not count.
+
+        `None` if the tokens lost information.
         """
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
 def text_scores(saved: TextModel, split: Split) -> list[TextScore]:
-    """Return `token_scores` summed by document; raise `InputError` for one without a scored token."""
+    """Return `token_scores` summed by document; raise `InputError` for a document without a scored token."""
     scores, results = token_scores(saved, split), []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
         nats = scores[start:end]
@@ -112,8 +113,8 @@ def perplexity(
     """Score a split's documents; the result does not depend on the batch size.
 
     Args:
-        saved: a model, scored by the first of its `estimators` or the one of its `evaluation`; left in its mode.
-        split: what is scored; bits per byte divide by the bytes of its documents, or of their steps and answers.
+        saved: a model, scored by the first of its `estimators` or the one of its `evaluation`; its mode is unchanged.
+        split: the documents; bits per byte divide by the bytes of its documents, or of their steps and answers.
         before_batch: called before each batch; it may raise to end the evaluation.
 
     Raises:
@@ -127,18 +128,18 @@ def perplexity(
     apart = saved.estimator in ONE_PASS
     end = saved.layout.special_ids(tokenizer)["eos_token_id"]
     for batch, labels, parts in _scored(saved.scored_by(tokens="all") if apart else saved, split, show, before_batch):
-        asked = batch["labels"][:, 1:] != IGNORED
+        has_label = batch["labels"][:, 1:] != IGNORED
         if questions:
             answers += _text_bytes(batch, end, tokenizer)
         if evaluation.tokens == "lexical":
             text = (batch["store_index"] >= 0) & (batch["labels"] != end)
             ends += sum(float(nats.masked_fill(text, 0.0).sum()) for nats in parts.values())
             parts = {name: nats.masked_fill(~text, 0.0) for name, nats in parts.items()}
-            labels, asked = labels.masked_fill(~text, IGNORED), asked & text[:, 1:]
+            labels, has_label = labels.masked_fill(~text, IGNORED), has_label & text[:, 1:]
         # Sums in float64: a float32 sum of millions of tokens would depend on the batch size.
         totals.update({name: float(nats.sum()) for name, nats in parts.items()})
         counted = int((labels != IGNORED).sum())
-        tokens, left_out = tokens + counted, left_out + int(asked.sum()) - counted
+        tokens, left_out = tokens + counted, left_out + int(has_label.sum()) - counted
     available = len(split.document_bytes)
     chosen = evaluation.chosen(available)
     if not tokens:
@@ -162,20 +163,20 @@ def perplexity(
 
 
 def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """UTF-8 bytes of the text that has labels in a batch."""
+    """Return the UTF-8 bytes of the text that has labels in a batch."""
     text = (batch["store_index"] >= 0) & (batch["labels"] != end)
-    return sum(len(decode(ids[own], tokenizer).encode()) for ids, own in zip(batch["labels"], text))
+    return sum(len(decode(ids[mask], tokenizer).encode()) for ids, mask in zip(batch["labels"], text))
 
 
 def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.ndarray:
-    """Return the same scores token by token: models with other contexts and batches are compared on each token.
+    """Return the scores of `perplexity` token by token, to compare models of different contexts on each token.
 
     Takes and raises what `perplexity` does. `evaluation.tokens` is read as `lexical`, since the store contains no ends
     of sentences.
 
     Returns:
         float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored
-        (ends of documents, questions of records, documents beside `evaluation.max_documents`, what the estimator
+        (ends of documents, questions of records, documents beyond `evaluation.max_documents`, tokens that the estimator
         skips).
     """
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
@@ -188,8 +189,9 @@ def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.nd
 def _scored(
     saved: TextModel, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
-    """Yield every evaluation batch with the labels that were scored, and their nats by part: float64 [rows, length], on
-    the CPU, 0 without a label.
+    """Yield every evaluation batch with the scored labels and their nats by part.
+
+    Nats are float64 [rows, length], on the CPU, 0 without a label.
     """
     model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
     documents = evaluation.chosen(len(split.document_bytes))

@@ -1,4 +1,4 @@
-"""Tensors of a training checkpoint, read without running what its files name, and checked against their checksums."""
+"""Tensors of a training checkpoint, read without running code that its files name, and checked by checksums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Restore the weights of a checkpoint in place, in a process of its own; the optimiser's state stays in the file.
+    """Restore the weights of a checkpoint in place, in a separate process; the optimiser's state is not read.
 
     Raises:
         InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
@@ -32,7 +32,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     reader = TensorReader(folder)
     try:
         verify(folder, rank=0, world_size=1)
-        stored = {name: held for name, held in reader.read_tensors().items() if name.startswith("model.")}
+        stored = {name: tensor for name, tensor in reader.read_tensors().items() if name.startswith("model.")}
     except DamagedError as damage:
         raise InputError(f"{damage}: use another checkpoint") from damage
     targets = {f"model.{name}": value.detach() for name, value in named_tensors(model).items()}
@@ -41,13 +41,13 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def ignore_warning_of_no_group() -> None:
-    """DCP warns that it works in a single process, which a run without `torchrun` is meant to be."""
+    """Ignore DCP's warning that it works in a single process, as a run without `torchrun` does."""
     # Not `warnings.catch_warnings`: the warning comes from the thread, and filters belong to the whole process.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name, tied ones once. `state_dict` first shards what FSDP2 has gathered."""
+    """Return weights and persistent buffers by name, tied ones once; `state_dict` reshards gathered FSDP2 weights."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         unique.setdefault(id(value), (name, value))
@@ -55,7 +55,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:
-    """Raise `InputError` where a checkpoint's tensors are not those that are to be read into."""
+    """Raise `InputError` if a checkpoint's tensors differ from the tensors to read into."""
     for full in sorted(targets.keys() | stored.keys()):
         there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
         here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
@@ -66,7 +66,7 @@ def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: 
             )
 
 
-# -- files that are what was written -----------------------------------------------------------------------------------
+# -- checksums of files -----------------------------------------------------------------------------------------------
 
 
 class DamagedError(Exception):
@@ -74,7 +74,7 @@ class DamagedError(Exception):
 
 
 def verify(folder: Path, rank: int, world_size: int) -> None:
-    """Raise `DamagedError` where this rank's share of the files is not what was written."""
+    """Raise `DamagedError` if this rank's share of the files has changed since it was written."""
     try:
         checksums = json.loads((folder / "checksums.json").read_text())
         names = sorted({*checksums, ".metadata", "info.json"})
@@ -89,9 +89,9 @@ def verify(folder: Path, rank: int, world_size: int) -> None:
             raise DamagedError(f"{file} is damaged (its SHA-256 is not the one in {folder / 'checksums.json'})")
 
 
-# -- reading `.metadata` without running what is in it -----------------------------------------------------------------
+# -- reading `.metadata` without running its contents -----------------------------------------------------------------
 
-# All that a list of tensors consists of. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
+# All classes of a list of tensors. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
 _ALLOWED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -119,7 +119,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class TensorReader(dcp.FileSystemReader):
-    """Reads tensors and nothing else; DCP's own reader runs whatever code `.metadata` names."""
+    """A reader of tensors and nothing else; DCP's own reader runs any code that `.metadata` names."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = Path(self.path) / ".metadata"
@@ -127,13 +127,13 @@ class TensorReader(dcp.FileSystemReader):
             with file.open("rb") as stream:
                 metadata = _MetadataUnpickler(stream).load()
             metadata.storage_meta.load_id = self.load_id
-            if not all(isinstance(held, TensorStorageMetadata) for held in metadata.state_dict_metadata.values()):
+            if not all(isinstance(entry, TensorStorageMetadata) for entry in metadata.state_dict_metadata.values()):
                 raise pickle.UnpicklingError("it lists something else")
-        except Exception as error:  # whatever a file that is no list of tensors makes the unpickler do
+        except Exception as error:  # the unpickler raises errors of any type for other files
             raise DamagedError(f"{file} is not a list of tensors ({error})") from error
         return metadata
 
     def read_tensors(self) -> dict[str, TensorStorageMetadata]:
-        """Name, size and type of each tensor."""
+        """Return the name, size and type of each tensor."""
         tensors: Any = self.read_metadata().state_dict_metadata
         return tensors

@@ -1,4 +1,4 @@
-"""A model with its tokenizer, and how it reads and scores text."""
+"""A model with its tokenizer, its reading of text and its scoring."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel:
-    """A trained model, its tokenizer, and how it reads, scores and continues text.
+    """A trained model, its tokenizer, and the settings by which it reads, scores and continues text.
 
     Attributes:
-        path: what it was loaded from.
-        model: in eval mode.
-        tokenizer: the one that it was trained with, markers included.
-        data: the text it was trained on, its tokens and sentences.
-        layout: how texts become its rows and its prompts.
+        path: the folder or name that it was loaded from.
+        model: the model, in eval mode.
+        tokenizer: the tokenizer of its training, markers included.
+        data: the text of its training, its tokens and sentences.
+        layout: arrangement of texts in its rows and its prompts.
         evaluation: the protocol of its results; whole splits are scored.
-        recipe: the recipe it was trained with; `None` for another project's model.
+        recipe: the recipe of its training; `None` for another project's model.
     """
 
     path: str
@@ -57,11 +57,11 @@ class TextModel:
 
     @property
     def estimator(self) -> str:
-        """The name of the scoring rule; raises `InputError` for one that the model does not have."""
-        chosen, known = self.evaluation.estimator, self.model.estimators
-        if chosen not in (None, *known):
-            raise InputError(f"evaluation.estimator is {chosen!r}: this model has {', '.join(known)}; use one of them")
-        return chosen or known[0]
+        """Name of the scoring rule; raises `InputError` if the model does not have it."""
+        chosen, names = self.evaluation.estimator, self.model.estimators
+        if chosen not in (None, *names):
+            raise InputError(f"evaluation.estimator is {chosen!r}: this model has {', '.join(names)}; use one of them")
+        return chosen or names[0]
 
     @property
     def protocol(self) -> dict[str, object]:

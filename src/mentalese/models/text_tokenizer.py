@@ -1,12 +1,12 @@
-"""The tokenizer in a model's folder: what it makes of a text is what the model reads.
+"""The tokenizer in a model's folder: its encoding of a text is the model's.
 
 `tokenizer(texts, padding=True, return_tensors="pt")` equals `mentalese.load(folder).encode(texts)`. A layout that puts
-the same tokens around every text is a post-processor in `tokenizer.json`, which any tool reads. Every other one
+the same tokens around every text is a post-processor in `tokenizer.json`, which any tool reads. Every other layout
 (sentences between markers, questions on a line of their own, masks) is a `MentaleseTokenizer`.
 
-As in all tokenizers of transformers, a marker's name in a text is the marker, which `Saved.encode` reads as plain text;
-`split_special_tokens=True` does so here too. `add_special_tokens=False` returns the tokens of the text alone, for what
-continues a text.
+As in all tokenizers of transformers, a marker's name in a text becomes the marker; `Saved.encode` reads it as plain
+text, and so does `split_special_tokens=True` here. `add_special_tokens=False` returns only the tokens of the text, for
+a text that continues another one.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def text_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Return a copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
-    A second text continues the first one, after what the layout puts between them: an answer after the latents.
+    A second text continues the first one, after the tokens that the layout puts between them: an answer after the
+        latents.
 
     Args:
-        mask_token_id: that of models that fill in `<|mask|>`.
+        mask_token_id: the mask's id, for models that fill in `<|mask|>`.
         model_max_length: the most tokens that the model reads; `None`: any number.
         about: facts about the model that are saved with the tokenizer, JSON-ready.
 
@@ -74,7 +75,7 @@ def text_tokenizer(
     row = layout.prompt_row("a", PromptEncoder(tokenizer, data, mask_token_id))
     before, after = row.around()
     backend.post_processor = _template(backend, row.ids[:before], row.ids[len(row) - after :])
-    own = type(layout).prompt_row is Layout.prompt_row and type(layout).prompt_text is Layout.prompt_text
+    is_default = type(layout).prompt_row is Layout.prompt_row and type(layout).prompt_text is Layout.prompt_text
     named = {
         "bos_token": BOS if layout.markers else tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,
@@ -92,7 +93,7 @@ def text_tokenizer(
         ABOUT: about,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
-    if own and mask_token_id is None:
+    if is_default and mask_token_id is None:
         return PreTrainedTokenizerFast(**settings)
     return MentaleseTokenizer(
         **settings,
@@ -106,8 +107,8 @@ def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -
     """Return a post-processor that puts these markers around a text."""
     first, last = ([f"{backend.id_to_token(index)}:0" for index in ids] for ids in (before, after))
     single = [*first, "$A:0", *last]
-    known = [(backend.id_to_token(index), index) for index in dict.fromkeys([*before, *after])]
-    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=known)
+    special_tokens = [(backend.id_to_token(index), index) for index in dict.fromkeys([*before, *after])]
+    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=special_tokens)
 
 
 def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig] | None:
@@ -123,7 +124,7 @@ def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfi
 class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     """A tokenizer that reads a text by a layout: `text_tokenizer` makes it, its settings are saved with it.
 
-    Everywhere else it is a fast tokenizer of transformers: batches, padding, truncation, offsets, tensors.
+    In all other respects it is a fast tokenizer of transformers: batches, padding, truncation, offsets, tensors.
 
     Truncation cuts the text, not the markers around it. A marker has the span (0, 0) in offsets, as usual.
     """
@@ -132,10 +133,10 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     _layout: Layout | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reads": None, "_layout": None}  # found again; a splitter cannot be pickled
+        return self.__dict__ | {"_reads": None, "_layout": None}  # reconstructed; a splitter cannot be pickled
 
     def tokens_added(self) -> None:
-        self._reads = None  # it knows the tokens that may end a clause
+        self._reads = None  # it depends on the tokens that may end a clause
 
     def _reading(self) -> tuple[Layout, PromptEncoder]:
         if self._layout is None or self._reads is None:
@@ -147,7 +148,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         return self._layout, self._reads
 
     def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
-        """Return the tokens of a text and of what continues it, and how many are the first's."""
+        """Return the tokens of a text and of its continuation, and the number of the text's own tokens."""
         for value in (text, pair):
             if not isinstance(value, str | None):
                 raise InputError(
@@ -186,11 +187,11 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
             raise InputError(f"text_pair has {len(pairs)} texts: pass {len(texts)}, one for each text")
         encodings = []
         for first, second in zip(texts, pairs):
-            row, own = self._row(first, second)
+            row, first_length = self._row(first, second)
             if truncation != TruncationStrategy.DO_NOT_TRUNCATE and longest is not None:
-                row = _truncated(row, own, longest, self.truncation_side)
-                own = min(own, len(row))
-            encodings.append(self._encoding(row, own, len(first)))
+                row = _truncated(row, first_length, longest, self.truncation_side)
+                first_length = min(first_length, len(row))
+            encodings.append(self._encoding(row, first_length, len(first)))
         if padding != PaddingStrategy.DO_NOT_PAD:
             self._pad_encodings(encodings, padding, longest, options)
         return self._as_batch(encodings, batched, options)
@@ -198,7 +199,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     def _encoding(self, row: TextRow, own: int, characters: int) -> Encoding:
         """Return the row as a result of the `tokenizers` library, whose state is JSON."""
         second = [int(place >= own) for place in range(len(row))]
-        # What a layout adds to the end of a text (a new line) has no characters in it.
+        # A layout's addition at the end of a text (a new line) has no characters in it.
         spans = [
             (0, 0) if span is None else span if pair else (min(span[0], characters), min(span[1], characters))
             for span, pair in zip(row.spans, second)
@@ -248,7 +249,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         return BatchEncoding(columns, encodings, tensor_type=tensors)
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
-        """Also write the module by which the folder opens anywhere."""
+        """Also write the module that lets other programs open the folder."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         module = write_module(Path(save_directory), MODULE, type(self))
         return (*super().save_pretrained(save_directory, *args, **kwargs), str(module))
@@ -258,10 +259,10 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
 
 
 def _truncated(row: TextRow, own: int, longest: int, side: str) -> TextRow:
-    """At most `longest` tokens: of a text and its continuation the latter is cut, else the text between its markers.
+    """Return at most `longest` tokens: the continuation is cut, or else the text between its markers.
 
     Raises:
-        InputError: there is no room for what must stay.
+        InputError: there is no room for the tokens that must stay.
     """
     if len(row) <= longest:
         return row

@@ -1,4 +1,4 @@
-"""From a text to the trace of what a model thought of it."""
+"""Traces of a model's thoughts about a text."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _TOKEN, _PARENT = "token", "parent"
 def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **options: Any) -> ThoughtTrace:
     """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
-    For models trained on questions, the text is used as the question, with latents as `layout` has them, and the
-    greedy answer is traced too. A text longer than the model's context is read in windows, as it is scored: each
-    repeats tokens of the one before as context, and the trace says of each token what its window does. Models of
-    sentences read a text of any length at once.
+    For models trained on questions, the text is the question, followed by the latents of `layout`, and the greedy
+    answer is traced too. A text longer than the model's context is read in windows, as in scoring: each repeats tokens
+    of the window before it as context, and a token's part of the trace comes from its window. Models of sentences read
+    a text of any length at once.
 
     Args:
         saved: the model; a text that is longer than its context is read in the windows of its protocol.
-        max_new_tokens: of an answer; `None`: as in the protocol.
-        options: of the model's thoughts: `fast_steps` if they are inferred.
+        max_new_tokens: length of an answer; `None`: as in the protocol.
+        options: options of the model's thoughts: `fast_steps` if they are inferred.
 
     Raises:
-        InputError: an empty text, a question that leaves no room for its answer in the model's context, or an option
-            that the model does not know.
+        InputError: an empty text, a question that leaves no room for its answer in the model's context, or an unknown
+            option.
     """
     layout, model, tokenizer = saved.layout, saved.model, saved.tokenizer
     limit = saved.evaluation.answer_tokens
@@ -53,7 +53,7 @@ def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **o
     if not text.strip():
         raise InputError(f"the text is {text!r}: pass one with at least one word")
     batch, special = layout.encode_prompts([text], tokenizer, saved.data), layout.special_ids(tokenizer)
-    if layout.markers:  # the last sentence ends too
+    if layout.markers:  # the last sentence has an end too
         end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
     ids = batch["input_ids"].to(model.device)
@@ -80,7 +80,7 @@ def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **o
 
 
 def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[Window]:
-    """The windows in which this number of tokens is scored: (start, first, stop) each, see `ThoughtTrace.windows`."""
+    """Return the windows in which this number of tokens is scored: (start, first, stop), see `ThoughtTrace.windows`."""
     size, stride = layout.window(evaluation) or (context, context // 2)
     if size > context:
         size, stride = context, context // 2
@@ -95,7 +95,7 @@ def trace(saved: TextModel, input_ids: Tensor, **options: Any) -> ThoughtTrace:
         options: as in `think`.
 
     Raises:
-        InputError: what the model refuses, such as options that it does not know.
+        InputError: the model refuses the tokens or an option.
     """
     ids = input_ids[None].to(saved.device)
     with seeded(saved.model, 0):
@@ -115,8 +115,9 @@ def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each token; joined, the whole text. If several tokens form one character, the first one has it; a
-    character that a marker interrupts is broken.
+    """Return the text of each token; joined, they are the whole text.
+
+    If several tokens form one character, the first one has it; a character that a marker interrupts is broken.
     """
     texts: list[str] = []
     read: Callable[..., Any] = tokenizer.decode
@@ -136,15 +137,15 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:
-    """Return the trace of a text of which each part is one window.
+    """Return the trace of a text from the traces of its windows.
 
-    Of each window it has what is new in it: a token's numbers, the thoughts that stand for it, links between these,
-    and streams. A curve is the mean over windows.
+    Each window contributes its new tokens: their numbers, the thoughts that represent them, links between these
+    thoughts, and streams. A curve is the mean over windows.
 
     Args:
-        traces: one a window, in the order of the text.
+        traces: one per window, in the order of the text.
         windows: see `ThoughtTrace.windows`.
-        through: names of curves that follow the text; they are left out, because a window's repeats its context.
+        through: names of curves that follow the text; they are left out, because a window repeats its context.
     """
     news = [0, *(first - start for start, first, _ in windows[1:])]  # the first new token of each window
 
@@ -155,18 +156,20 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
         return torch.cat([column[new:] for column, new in zip(columns, news)])
 
     first = traces[0]
-    kept = [_new_thoughts(trace, new) for trace, new in zip(traces, news)]
+    thoughts_by_window = [_new_thoughts(trace, new) for trace, new in zip(traces, news)]
     return dataclasses.replace(
         first,
         input_ids=tensors([trace.input_ids for trace in traces]),
         scores={name: tensors([trace.scores[name] for trace in traces]) for name in first.scores},
         thoughts=[
             dataclasses.replace(thought, start=thought.start + start, end=thought.end + start)
-            for own, (start, _, _) in zip(kept, windows)
-            for _, thought in own
+            for new_thoughts, (start, _, _) in zip(thoughts_by_window, windows)
+            for _, thought in new_thoughts
         ],
         links={
-            name: torch.block_diag(*(_among(trace.links[name], own) for trace, own in zip(traces, kept)))
+            name: torch.block_diag(
+                *(_among(trace.links[name], thoughts) for trace, thoughts in zip(traces, thoughts_by_window))
+            )
             for name in first.links
         },
         curves={
@@ -184,7 +187,7 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
 
 
 def _new_thoughts(trace: ThoughtTrace, new: int) -> list[tuple[int, Thought]]:
-    """Return the thoughts that stand for tokens from `new` on, cut to these, with their numbers."""
+    """Return the thoughts that represent tokens from `new` on, without earlier tokens, and with their numbers."""
     return [
         (number, dataclasses.replace(thought, start=max(thought.start, new)))
         for number, thought in enumerate(trace.thoughts)
@@ -198,13 +201,13 @@ def _among(link: Tensor, own: Sequence[tuple[int, Thought]]) -> Tensor:
 
 
 def _streams(traces: Sequence[ThoughtTrace], windows: Sequence[Window], news: Sequence[int]) -> dict[str, Tensor]:
-    """The tables of streams, one after the other: rows of new tokens, whose places and parents are the whole text's."""
+    """Return the joined tables of streams: rows of new tokens, with places and parents in the whole text's table."""
     tables, rows = [], 0
     for trace, (start, _, _), new in zip(traces, windows, news):
         if not trace.streams:
             return {}
         keep = trace.streams[_TOKEN] >= new
-        number = keep.cumsum(0) - 1 + rows  # of each row that is kept, in the whole table
+        number = keep.cumsum(0) - 1 + rows  # number of each remaining row in the whole table
         table = {name: column[keep] for name, column in trace.streams.items()}
         parent = table[_PARENT]
         tables.append(table | {_TOKEN: table[_TOKEN] + start, _PARENT: parent.where(parent < 0, number[parent])})

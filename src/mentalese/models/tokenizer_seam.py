@@ -1,6 +1,6 @@
-"""What our tokenizers need of transformers that it does not promise; see `transformers_seam`, whose table lists it.
+"""Features of transformers that tokenizers need and that it does not promise; listed in `transformers_seam`'s table.
 
-It is a file of its own because tokenizers are registered when `mentalese` is imported, and models import slowly.
+It is a separate file because tokenizers are registered when `mentalese` is imported, and models import slowly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
     """A fast tokenizer whose subclass encodes texts itself."""
 
     def tokens_added(self) -> None:
-        """Forget what depends on the vocabulary, which has grown."""
+        """Discard state that depends on the vocabulary, which has grown."""
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         self.tokens_added()
@@ -26,8 +26,9 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
     def encode_texts(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
-        """Return the tokens of a text or of several; the options are those of a call of the tokenizer, and strategies
-        of padding and truncation.
+        """Return the tokens of one text or several.
+
+        The options are the tokenizer's keywords, and strategies of padding and truncation.
         """
         return super()._encode_plus(text, text_pair, add_special_tokens=add_special_tokens, **options)
 
@@ -35,11 +36,11 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
         return self.encode_texts(*texts, **options)
 
     def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
-        """Return the lists of a `BatchEncoding` for one row; `return_NAME` says which."""
+        """Return the lists of a `BatchEncoding` for one row, as `return_NAME` selects them."""
         return self._convert_encoding(encoding, **returned)[0]
 
     def warn_if_too_long(self, ids: list[int], max_length: int | None, verbose: bool) -> None:
-        """Warn once of more tokens than the model reads."""
+        """Warn once about more tokens than the model can read."""
         self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
 
     def remote_class(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The thoughts of a model about a text, as data: scores, vectors, links and curves, saved and shown."""
+"""The thoughts of a model about a text, as data: scores, vectors, links and curves; saved, loaded and displayed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Thought:
     """A latent vector and the half-open span of tokens `[start, end)` that it represents.
 
     Attributes:
-        label: what kind of thought it is, if a model has several.
+        label: kind of the thought, if a model has several.
         layer: the block that it belongs to.
         codes: its nearest codes, one per codebook.
-        nearest: token ids and their probabilities where the vector is read by the output embedding, best first.
+        nearest: token ids and their probabilities when the output embedding reads the vector, best first.
     """
 
     vector: Tensor
@@ -41,10 +41,10 @@ class Shown:
     """The words for a score, a link or a curve of a trace.
 
     Attributes:
-        title: for people; `{}` stands for what follows the dot, in a name that ends in one (`streams.` of `streams.3`).
+        title: title for people; in a name that ends in a dot, `{}` stands for the rest (`streams.` of `streams.3`).
         about: one sentence.
-        unit: `nats`, `share`, `count` or another word; empty where there is none.
-        along: what a curve's numbers follow: `layer`, `pass`, `step`, `chunk`, `stream`.
+        unit: `nats`, `share`, `count` or another word; empty if there is none.
+        along: dimension of a curve's numbers: `layer`, `pass`, `step`, `chunk`, `stream`.
     """
 
     title: str
@@ -66,29 +66,31 @@ ALONG_TEXT = ("chunk", "stream")
 
 @dataclass
 class ThoughtTrace:
-    """The thoughts of a model about one row of text; every family fills in what its paper looks at.
+    """The thoughts of a model about one row of text; every family fills in the fields that its paper studies.
 
     Attributes:
         input_ids: [length].
         scores: name -> [length], one number per token, NaN where a token has none. Every model has `surprisal` and (all
-            but those that read in both directions) `entropy`, in nats, of what predicted the token.
+            but models that read in both directions) `entropy`, in nats, of the prediction of the token.
         thoughts: latent vectors with the tokens that each represents, in order.
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
-        curves: name -> [n], numbers along something else than tokens (gate by layer, ELBO by step).
-        readings: name -> [length], the token ids that the model would write in the text's place; `predicted` is the
-            most likely next token.
+        curves: name -> [n], numbers along another dimension than tokens (gate by layer, ELBO by step).
+        readings: name -> [length], token ids that the model would write in the text's place; `predicted` is the most
+            likely next token.
         streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
-            `layer`, `token` (its place in the row), `parent` (the row of the table that it comes of, -1: none),
+            `layer`, `token` (its place in the row), `parent` (the row of the table from which it forked, -1: none),
             `weight` (its score, 0 to 1), `kept` (bool, the selection kept it), `fork` (bool, it is a fork).
-        tokens: the text of each token; empty if the tokenizer was not known.
-        special: which of them are no text: markers, latents.
-        vocabulary: the text of other ids, those of `readings` and `Thought.nearest`.
+        tokens: the text of each token; empty if the tokenizer was unknown.
+        special: true for tokens that are not text: markers, latents.
+        vocabulary: the text of other ids, in `readings` and `Thought.nearest`.
         model: the model type.
-        control: the model's `thought_control`, what it read in place of its thoughts; `None`: these.
-        written: the place of the first token that the model wrote itself, of an answer; `None`: it only read.
-        windows: of a text longer than the model's context, (start, first, stop) each: the model read tokens `start` to
-            `stop - 1` at once, and the trace is of those from `first` on. Empty: all of it was read at once.
-        draw: makes the HTML that notebooks show, if a module that draws traces is imported; else they show a table.
+        control: the model's `thought_control`, which replaced its thoughts; `None`: no control.
+        written: the place of the first token of an answer that the model wrote itself; `None`: it only read.
+        windows: (start, first, stop) of each window of a text longer than the model's context: the model read tokens
+            `start` to `stop - 1` at once, and the trace contains the tokens from `first` on. Empty: it was read at
+            once.
+        draw: function that makes the HTML that notebooks show; set if a module that draws traces is imported, else
+            notebooks show a table.
     """
 
     VERSION = 3
@@ -131,10 +133,10 @@ class ThoughtTrace:
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
-        """Read what `save` wrote.
+        """Read a trace that `save` wrote.
 
         Raises:
-            InputError: there is no trace, or one of another version.
+            InputError: there is no trace, or it is of another version.
         """
         folder = Path(folder)
         if not (folder / "trace.json").is_file():
@@ -169,8 +171,9 @@ class ThoughtTrace:
         )
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with a row per token: `token` (its id if no text is known), every score, and `thoughts`,
-        the numbers of the thoughts that represent it.
+        """Return a `pandas.DataFrame` with a row per token: `token`, every score, and `thoughts`.
+
+        `token` is the id if the text is unknown; `thoughts` has the numbers of the thoughts that represent the token.
         """
         import pandas
 

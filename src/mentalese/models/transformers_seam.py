@@ -1,10 +1,10 @@
 """Everything of transformers that is private, or has changed between its releases, in one place.
 
 No other module overrides a private hook of transformers, reads its private attributes or imports its submodules
-(`tests/unit/test_seam.py` fails on one that does); `tokenizer_seam.py` is the part that needs no models. Seen with
-5.17.0, 5.23.0 and 5.24.0 unless an item says otherwise:
+(`tests/unit/test_seam.py` checks this); `tokenizer_seam.py` is the part that needs no models. Observed in 5.17.0,
+5.23.0 and 5.24.0 unless an item states otherwise:
 
-| item | what happens to it here | public alternative |
+| item | use of it here | public alternative |
 |---|---|---|
 | name of the cache | `past_key_values` before 5.24, `cache` since: `CACHE`; both are accepted and both answer | none |
 | `_init_weights` | calls `initialize` | none: transformers' guide for new models overrides it |
@@ -16,7 +16,7 @@ No other module overrides a private hook of transformers, reads its private attr
 | `config._attn_implementation` | `attention_of`, `set_attention` | none |
 | `_encode_plus`, `_add_tokens`, `_auto_map` and others of a tokenizer | `tokenizer_seam.ReadingTokenizer` | none |
 | `PaddingStrategy`, `TruncationStrategy` | imported by `tokenizer_seam` only | none |
-| `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `Trainer` reads | `name_for_trainer` adds our classes | none |
+| `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `Trainer` reads | `name_for_trainer` adds this library's classes | none |
 | `Trainer._wrap_model`, `Trainer._get_train_sampler` | `step_trainer` | none |
 | `TrainingArguments._n_gpu` | `use_one_gpu` | none |
 """
@@ -126,10 +126,10 @@ DECLARED: Mapping[str, str] = {
     "supports_flash_attention": "_supports_flash_attn",
     "supports_flex_attention": "_supports_flex_attn",
 }
-"""Attributes of our model classes, and transformers' names for them."""
+"""Attributes of this library's model classes, and transformers' names for them."""
 
 
-class OwnCacheGenerationMixin(GenerationMixin):  # transformers looks for this ending
+class OwnCacheGenerationMixin(GenerationMixin):  # transformers tests for this ending of the name
     """A causal LM whose `generate` uses a cache of its own class, which cannot be cut back."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -191,7 +191,7 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
         """Turn gradient checkpointing on or off.
 
         Args:
-            run: the function that runs a layer and runs it again in the backward pass.
+            run: the function that runs a layer and reruns it in the backward pass.
         """
         super()._set_gradient_checkpointing(enable, run, every_n_layers)
 
@@ -231,14 +231,14 @@ def set_attention(config: Any, name: str | None) -> None:
 
 
 def name_for_trainer(model_type: str, model: type) -> None:
-    """Make `transformers.Trainer` smooth the labels of the next token for this model, as for those that it knows."""
+    """Make `transformers.Trainer` smooth the labels of the next token for this model, as for its own models."""
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = model.__name__
 
 
 def step_trainer() -> Any:
     """Return `transformers.Trainer` with a hook for the module that is wrapped in place of the model.
 
-    It is made when it is needed: importing `Trainer` takes as long as importing everything else.
+    It is made on demand: importing `Trainer` takes as long as importing everything else.
     """
     from transformers import Trainer
 

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder inside a model of ours: its embeddings, padding, cache and cost."""
+"""A Hugging Face decoder inside a model of this library: its embeddings, padding, cache and cost."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class TokenLayout:
     """The real tokens of a call.
 
     Attributes:
-        seen: tokens read before, padding not counted; [B], or one number if no row has padding.
-        real: bool [B, L]; `None` if no row has padding, and so the next two.
+        seen: number of tokens read before, without padding; [B], or one number if no row has padding.
+        real: bool [B, L]; `None` if no row has padding, and so are `mask` and `positions`.
         mask: bool [B, all tokens so far].
         positions: [B, L], counted from each row's first token.
-        on_host: int64 [2, B] on the host: tokens read before and in this call.
+        on_host: int64 [2, B] on the host: numbers of tokens read before and in this call.
     """
 
     seen: Tensor | int
@@ -48,14 +48,14 @@ class WrappedDecoder(LatentThoughtModel[E]):
     """A Hugging Face decoder as `backbone`, whose embeddings and head are the model's."""
 
     config_class = WrappedDecoderConfig
-    tied_weights: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT looks for them if this is a dict
+    tied_weights: ClassVar[dict[str, str]] = {}  # the backbone's own; PEFT searches them if this is a dict
     supports_gradient_checkpointing = True
 
     def __init__(self, config: WrappedDecoderConfig) -> None:
-        asked = attention_of(config)  # transformers fills it in, for this class; a backbone may not have it
+        attention = attention_of(config)  # transformers sets it for this class; a backbone may not have it
         super().__init__(config)
         where = f"{config.model_type}.backbone"
-        self.backbone = build_decoder(where, config.backbone_config, asked)
+        self.backbone = build_decoder(where, config.backbone_config, attention)
         set_attention(config, attention_of(self.backbone.config))
 
     @property
@@ -79,7 +79,7 @@ class WrappedDecoder(LatentThoughtModel[E]):
 
     @cached_property
     def _positions(self) -> int | None:
-        """Rows of the backbone's table of positions; `None` if it has no table."""
+        """Return the rows of the backbone's table of positions; `None` if it has no table."""
         tokens = self.get_input_embeddings()
         tables = (m for m in self.backbone.base_model.modules() if isinstance(m, nn.Embedding) and m is not tokens)
         return self.config.max_position_embeddings if any(True for _ in tables) else None
@@ -104,7 +104,7 @@ class WrappedDecoder(LatentThoughtModel[E]):
 
 
 class LayeredDecoder(WrappedDecoder[E]):
-    """A decoder in front of whose layers a family reads and adds; its initialisation is the model's."""
+    """A decoder with additions in front of its layers; its initialisation is the model's."""
 
     config_class = LayeredDecoderConfig
     initializes_containers = True  # GPT-2's rule for its attention scales the projections inside it down
@@ -124,13 +124,13 @@ class LayeredDecoder(WrappedDecoder[E]):
         return getattr(self.backbone.base_model, self.places.layers)
 
     def new_layers(self, indices: Iterable[int]) -> nn.ModuleList:
-        """Layers of the backbone's class, each of the kind of its layer at that index, initialised by its own rule."""
+        """Return layers of the backbone's class, each of the kind of the layer at that index, initialised as there."""
         return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in indices)
 
     def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
-        """Find the padding of this call and of those before it; the cache remembers it.
+        """Find the padding of this call and of the calls before it; the cache stores it.
 
-        A GPU is waited for once if there is an `attention_mask`.
+        Waits for a GPU once if there is an `attention_mask`.
         """
         past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
         rows, length = input_ids.shape
@@ -151,7 +151,7 @@ class LayeredDecoder(WrappedDecoder[E]):
         return TokenLayout(before.sum(1), real, mask, positions, torch.stack((seen, now)))
 
     def _check_window(self, mask: Tensor) -> None:
-        """Refuse padding between a row's tokens, which would take room in a window that counts columns.
+        """Refuse padding between a row's tokens, which would use up a window that counts columns.
 
         Args:
             mask: bool [B, columns], all tokens so far.
@@ -166,9 +166,9 @@ class LayeredDecoder(WrappedDecoder[E]):
             )
 
     def run_backbone(self, input_ids: Tensor, layout: TokenLayout, cache: ThoughtCache | None, **options: Any) -> Any:
-        """The backbone's output, `last_hidden_state` [B, L, d]; its layers get the `options`. The cache moves on."""
+        """Return the backbone's output, `last_hidden_state` [B, L, d]; layers get `options`, and the cache moves on."""
         mask, tokens = None if layout.mask is None else layout.mask.long(), {"input_ids": input_ids}
-        if self.backbone.config.model_type in PAIRED:  # in which transformers need not look for padding
+        if self.backbone.config.model_type in PAIRED:  # transformers then does not search it for padding
             if cache is not None:
                 tokens = {"inputs_embeds": self.get_input_embeddings()(input_ids)}
             if layout.mask is None and cache is None:
@@ -191,10 +191,10 @@ class LayeredDecoder(WrappedDecoder[E]):
 
     @property
     def final_norm(self) -> nn.Module:
-        """The backbone's."""
+        """The backbone's final norm."""
         return getattr(self.backbone.base_model, self.places.norm)
 
     def backbone_flops(self, rows: int, length: int) -> int:
-        """FLOPs of the backbone and the head."""
+        """Return the FLOPs of the backbone and the head."""
         attention = 2 * length * attention_width(self.backbone.config)
         return 2 * rows * length * (linear_weights(self.backbone) + attention + self.output_weight().numel())
