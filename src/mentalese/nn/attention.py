@@ -1,7 +1,8 @@
-"""Causal attention with a log score a key, on torch's fused kernels: a bias of its logits, a weight of its value.
+"""Causal attention with a log score per key, on torch's fused kernels: a bias of the logits, a weight of the value.
 
-A score is a bias of the logits that needs a gradient, and fused attention has none for those. It is written as one more
-channel instead: 1 in every query, the key's score in every key; values get a zero, since kernels want equal widths.
+A score is a bias of the logits that needs a gradient, and fused attention has none for biases. It is written as one
+more channel instead: 1 in every query, the key's score in every key; values get a zero, since kernels need equal
+    widths.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from torch import Tensor
 from mentalese.nn.flex import causal_blocks, flex_attend
 
 _ALIGNED = 8  # channels; torch's memory-efficient kernels refuse other widths, and its flash kernels copy them
-_QUERIES = 128  # at once: torch's CPU kernel computes all of a causal square that is not above 512 keys
+_QUERIES = 128  # queries per call: torch's CPU kernel computes all of a causal square of up to 512 keys
 
 
 def with_scores(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, overwrite: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys [B, heads, m, d_h] with a channel for `scores` [B, m], values times exp(scores).
+    """Return queries and keys [B, heads, m, d_h] with a channel for `scores` [B, m], and values times exp(scores).
 
     Returns:
-        [B, heads, m, d_h + n] each: the n channels of values are zero, and so is all but the first one of q and k. n is
-        1 on a CPU, and else fills up to a multiple of 8 channels, which CUDA's fused kernels want.
+        [B, heads, m, d_h + n] each: the n channels of values are zero, and so are all but the first of q and k. n is 1
+        on a CPU; elsewhere it fills up to a multiple of 8 channels, which CUDA's fused kernels require.
 
     Args:
-        overwrite: take the last channel of q and k for it, as the authors of Thoughtbubbles do; the width stays.
+        overwrite: use the last channel of q and k, as the authors of Thoughtbubbles do; the width stays.
     """
     channels = 0 if overwrite else _channels(q.shape[-1], q.device)
     if overwrite:
@@ -42,7 +43,7 @@ def with_scores(
 
 
 def _channels(width: int, device: torch.device) -> int:
-    """Channels after the `width` of a head: one for the score, and padding."""
+    """Return the number of channels after the `width` of a head: one for the score, and padding."""
     return 1 if device.type == "cpu" else _ALIGNED - width % _ALIGNED
 
 
@@ -51,7 +52,7 @@ def _weighed(v: Tensor, scores: Tensor, channels: int) -> Tensor:
 
 
 class _Weigh(torch.autograd.Function):
-    """exp(s) v and some channels of zeros; the gradient of s needs only this product, so that v need not be kept."""
+    """exp(s) v and some channels of zeros; the gradient of s needs only this product, so v is not stored."""
 
     @staticmethod
     def forward(ctx: Any, v: Tensor, scores: Tensor, channels: int) -> Tensor:
@@ -68,7 +69,7 @@ class _Weigh(torch.autograd.Function):
 
 
 def add_weighted(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
-    """x + exp(scores) update, for x, update [B, N, d] and scores [B, N]."""
+    """Return x + exp(scores) update, for x, update [B, N, d] and scores [B, N]."""
     return _AddWeighted.apply(x, update, scores) if torch.is_grad_enabled() else _added(x, update, scores)
 
 
@@ -77,9 +78,9 @@ def _added(x: Tensor, update: Tensor, scores: Tensor) -> Tensor:
 
 
 class _AddWeighted(torch.autograd.Function):
-    """The gradient of a score is that of the sum times what was added, y - x: the update need not be kept.
+    """A sum whose score gradient is the sum's gradient times the addition, y - x: the update is not stored.
 
-    The difference is exact to a rounding of x, which in half precision would be too coarse.
+    The difference is exact to a rounding of x, which would be too coarse in half precision.
     """
 
     @staticmethod
@@ -100,11 +101,11 @@ class _AddWeighted(torch.autograd.Function):
 def attend_with_scores(
     q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale q k^T) v of what `with_scores` made, or of any q, k, v.
+    """Return softmax(scale q k^T) v for the results of `with_scores`, or for any q, k, v.
 
     Args:
-        width: d_h, the channels of `v` that are wanted.
-        attn_mask: bool [B, 1, T, m]; `None`: a single query sees all keys, several see those up to their own.
+        width: d_h, the number of channels of `v` to return.
+        attn_mask: bool [B, 1, T, m]; `None`: a single query sees all keys, several see keys up to their own.
 
     Returns:
         [B, T, heads * d_h].
@@ -126,8 +127,9 @@ def attend_with_scores(
 
 
 def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """Return the same by FlexAttention, causal: [B, heads, T, d_h]; scores of keys keep their precision under bf16. See
-    `flex_attend`.
+    """Return causal attention by FlexAttention, [B, heads, T, d_h]; scores of keys keep their precision under bf16.
+
+    See `flex_attend`.
     """
 
     def add_score(logit: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -140,7 +142,7 @@ def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, 
 def scored_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal where no mask is given."""
+    """Return softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal if there is no mask."""
     logits = scale * (q @ k.transpose(-1, -2) + scores[:, None, None, :])
     if attn_mask is None:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()

@@ -1,7 +1,7 @@
-"""Controls: what a model reads in place of its own thoughts, at the same cost.
+"""Controls: replacements for a model's own thoughts, at the same cost.
 
-A gain that survives its control is not the thoughts'. The same control serves in training, as a baseline that keeps
-the cost and the effect on optimisation, and on a trained model (`mentalese ablate`).
+A gain that remains under a control does not come from the thoughts. The same control serves in training, as a baseline
+that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 
 
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
-            another window of a long one; in a batch of one row, the constant. `noisy`: plus normal noise with the
-            thoughts' own root mean square.
+            another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
+            with their root mean square.
         removed: the constant, a value or of a shape that fits.
     """
     if control is None:
@@ -32,4 +32,4 @@ def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 
     if control == "swapped" and len(thoughts) > 1:
         return thoughts.roll(1, 0)
     constant = torch.as_tensor(removed, dtype=thoughts.dtype, device=thoughts.device)
-    return constant.expand_as(thoughts) + 0.0 * thoughts  # every weight keeps a gradient, if it is zero (DDP)
+    return constant.expand_as(thoughts) + 0.0 * thoughts  # every weight keeps a gradient, though it is zero (DDP)

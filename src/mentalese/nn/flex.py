@@ -1,4 +1,4 @@
-"""torch's FlexAttention, and the masks of blocks that layers and passes of a length share."""
+"""torch's FlexAttention, and masks of blocks that layers and passes of equal length share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 def flex_attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, **options: Any) -> Tensor:
-    """softmax(q k^T) v under a mask of blocks, [B, heads, T, d_h]; options are those of torch's `flex_attention`.
+    """Return softmax(q k^T) v under a mask of blocks, [B, heads, T, d_h]; options are torch's `flex_attention`'s.
 
-    Compiled on a GPU. On a CPU torch has its forward pass alone.
+    It is compiled on a GPU. On a CPU torch has only its forward pass.
     """
     return _flex(q.is_cuda)(q, k, v, block_mask=blocks, **options)
 
 
 @functools.lru_cache(maxsize=16)
 def causal_blocks(length: int, device: torch.device, window: int | None = None) -> BlockMask:
-    """Return each of `length` tokens sees itself and those before it; the last `window` of them if there is one."""
+    """Return a mask by which each of `length` tokens sees itself and earlier tokens, at most `window` in all."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear maps whose matrix may be read past the module, and those that must be called."""
+"""Tests of whether a linear map's matrix may be used without calling the module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Test if a call of this module, of one of `kinds` or an `nn.Linear`, is its weights and nothing else.
+    """Test if a call of this module, of one of `kinds` or an `nn.Linear`, uses its weights and nothing else.
 
-    False for an adapter around a map (LoRA), a quantised or parametrised map, and one with hooks or a replaced
-    `forward` (weights that are kept elsewhere): their matrix says too little, and only a call is right.
+    Returns False for an adapter around a map (LoRA), a quantised or parametrised map, and a map with hooks or a
+    replaced `forward` (weights that are stored elsewhere): their matrix is not the whole map, and only a call is right.
     """
     if type(module) not in (kinds or (nn.Linear,)) or type(module.weight) not in (nn.Parameter, Tensor):
         return False

@@ -1,11 +1,11 @@
-"""Cross-entropy of a linear head without its [n, v] table of logits: rows in chunks, gradients made on the way.
+"""Cross-entropy of a linear head without its [n, v] table of logits: rows in chunks, gradients in the forward pass.
 
 A row's gradient needs only that row's probabilities, so the forward pass turns each chunk of logits into the gradients
-of `hidden` and `weight` at once and forgets it; the backward pass only scales them. One table of [chunk, v] lives at
+of `hidden` and `weight` at once and discards it; the backward pass only scales them. One table of [chunk, v] exists at
 a time, and nothing is computed twice.
 
 A head that is more than its matrix (an adapter, a quantised map: `nn.linear`) is called instead, chunk by chunk, and
-once more in the backward pass, so that one table lives at a time there too.
+called again in the backward pass, so that one table exists at a time there too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
-_CHUNK = 512  # rows on a CPU; measured best of 256 to 2048 at vocabularies of 4,096 and 50,257
-_LOGITS = 2**26  # of a chunk elsewhere: 256 MiB in float32, so that few kernels have much to do
+_CHUNK = 512  # rows on a CPU; the best of 256 to 2048 at vocabularies of 4,096 and 50,257
+_LOGITS = 2**26  # numbers per chunk elsewhere: 256 MiB in float32, large enough to need few kernels
 
 
 def linear_cross_entropy(
@@ -33,17 +33,18 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return the weighted mean cross-entropy of `hidden @ weight.T`; differentiable once, in `hidden` and `weight`.
 
-    Under autocast the products are made in its dtype, and probabilities, their sums and the loss in float32.
+    Under autocast the products are computed in its dtype, and probabilities, their sums and the loss in float32.
 
     Args:
         hidden: [n, d].
-        weight: [v, d], or a module that maps [.., d] to [.., v]; no gradient is computed where it does not require one.
+        weight: [v, d], or a module that maps [.., d] to [.., v]; gradients are computed only for weights that require
+            them.
         targets: [n], ids; -100 is ignored.
-        target_weights: [n], how much each target counts; `None` counts all the same. Not differentiated.
-        chunk_size: rows at once.
+        target_weights: [n], the weight of each target; `None`: all 1. Not differentiated.
+        chunk_size: rows per chunk.
 
     Returns:
-        scalar: sum(w * nll) / sum(w), and 0 where no target counts.
+        scalar: sum(w * nll) / sum(w), or 0 if no target counts.
     """
     coefficients = (targets != IGNORED).to(torch.float32)
     if target_weights is not None:
@@ -57,7 +58,7 @@ def linear_cross_entropy(
 
 @torch.no_grad()
 def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    """[n] float32: each target's negative log-likelihood in nats, 0 where it is -100. Not differentiable.
+    """Return each target's negative log-likelihood in nats, float32 [n], 0 where it is -100. Not differentiable.
 
     Arguments are those of `linear_cross_entropy`.
     """
@@ -69,7 +70,7 @@ def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, c
 def linear_nll_sum(
     hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, chunk_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The sum of all targets' negative log-likelihoods, differentiable as `linear_cross_entropy`, and `linear_nll`."""
+    """Return the sum of `linear_nll`, differentiable as `linear_cross_entropy`, and `linear_nll` itself."""
     if isinstance(weight, nn.Module):
         nll = module_nll(hidden, weight, targets, chunk_size=chunk_size)
         return nll.sum(), nll.detach()
@@ -78,21 +79,21 @@ def linear_nll_sum(
 
 
 def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    """`linear_nll` of a head that is called; differentiable in `hidden` and in whatever `head` has."""
+    """Return `linear_nll` of a head that is called; differentiable in `hidden` and in the head's parameters."""
 
     def nll(h: Tensor, y: Tensor) -> Tensor:
         logits = head(h)
         precise = torch.promote_types(logits.dtype, torch.float32)
         return F.cross_entropy(logits.to(precise), y, reduction="none", ignore_index=IGNORED)
 
-    size = chunk_size or _CHUNK  # the vocabulary is the head's own matter
-    kept = torch.is_grad_enabled()
+    size = chunk_size or _CHUNK  # the size of the vocabulary is unknown here
+    has_gradients = torch.is_grad_enabled()
     parts = zip(hidden.split(size), targets.split(size))
-    return torch.cat([checkpoint(nll, h, y, use_reentrant=False) if kept else nll(h, y) for h, y in parts])
+    return torch.cat([checkpoint(nll, h, y, use_reentrant=False) if has_gradients else nll(h, y) for h, y in parts])
 
 
 def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:
-    """Return the gradients to make; inside a Function `needs_input_grad` is true even under no_grad."""
+    """Return which of the two gradients are needed; inside a Function `needs_input_grad` is true even under no_grad."""
     return torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
 
 
@@ -114,7 +115,7 @@ def linear_nll_reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Ten
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """(loss scalar, nll [n]); only the loss is differentiable."""
+    """The loss, a scalar, and nll [n]; only the loss is differentiable."""
 
     @staticmethod
     def forward(
@@ -138,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             nll = hidden.new_zeros(n, dtype=precise)
             hidden_grad = torch.empty_like(hidden) if hidden_needs_grad else None
             weight_grad = torch.zeros_like(weight, dtype=precise) if weight_needs_grad else None
-            table = hidden.new_empty(rows, v, dtype=dtype)  # one table for all chunks: fresh memory is slow to touch
+            table = hidden.new_empty(rows, v, dtype=dtype)  # for all chunks: fresh memory is slow to touch
             for start in range(0, n, rows):
                 part = slice(start, min(start + rows, n))
                 h = hidden[part].to(dtype)
@@ -179,5 +180,5 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @torch.compiler.disable
 def _apply(*args: Any) -> tuple[Tensor, Tensor]:
-    """Run eagerly under `torch.compile`: the compiler cannot trace gradients that are made in a forward pass."""
+    """Run without `torch.compile`, which cannot trace gradients that are computed in a forward pass."""
     return _LinearCrossEntropy.apply(*args)

@@ -1,7 +1,7 @@
-"""Random numbers that belong to a row and not to its place in a batch.
+"""Random numbers that depend on a row and not on its place in a batch.
 
-A row's noise is a function of a seed and of the row's own targets, so that what is drawn for it is the same in every
-batch, on every rank and device, and after any padding.
+A row's noise is a function of a seed and of the row's own targets, so that it is the same in every batch, on every rank
+and device, and with any padding.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Noise:
     """Standard normal numbers as a function of a seed, a row and a draw; the same on every device.
 
     Attributes:
-        keys: int64 [B], one a row.
-        dtype: of the numbers; they have 24 random bits in any.
+        keys: int64 [B], one per row.
+        dtype: type of the numbers; they have 24 random bits in any type.
     """
 
     keys: Tensor
@@ -40,7 +40,7 @@ class Noise:
 
     @classmethod
     def of(cls, targets: Tensor, seed: int | Tensor, dtype: torch.dtype = torch.float32) -> Noise:
-        """The noise of rows with these targets [B, N], -100 left out; a seed of all rows or of each, int64 [B]."""
+        """Return the noise of rows with these targets [B, N], without -100; the seed is one, or int64 [B]."""
         place = torch.arange(1, targets.shape[1] + 1, device=targets.device)
         words = _scrambled(targets + _scrambled(place * _GOLDEN)).masked_fill(targets == IGNORED, 0)
         if not isinstance(seed, Tensor):
@@ -48,7 +48,7 @@ class Noise:
         return cls(_scrambled(words.sum(1) + _scrambled(seed.to(targets.device))), dtype)
 
     def draw(self, number: int, shape: Sequence[int]) -> Tensor:
-        """[B, *shape]."""
+        """Return the numbers [B, *shape] of a draw."""
         places = torch.arange(math.prod(shape), device=self.keys.device)
         state = _scrambled(self.keys + torch.full_like(self.keys, number) * _GOLDEN)[:, None] + places * _GOLDEN
         bits = _scrambled(state)
@@ -58,7 +58,7 @@ class Noise:
 
 
 def shared_seed() -> int:
-    """Return a seed from torch's generator, that of rank 0 on all ranks."""
+    """Return a seed from the generator of torch, on all ranks from the generator of rank 0."""
     seed = torch.randint(2**62, ())
     if dist.is_available() and dist.is_initialized():
         dist.broadcast(seed, src=0)

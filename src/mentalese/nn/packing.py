@@ -1,6 +1,6 @@
 """Rows without their padding: a row's tokens move to its front, in order, and back again.
 
-Letters in shapes: B rows of `width` columns, N places in a packed row, as many as the longest row has tokens.
+Letters in shapes: B rows of `width` columns; N places in a packed row, the number of tokens of the longest row.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from mentalese.nn.loss import IGNORED
 
 
 def front(keep: Tensor, size: int) -> Tensor:
-    """The columns [B, size] in which `keep` [B, width] is true, in order, and after a row's last one others of it."""
+    """Return the columns [B, size] in which `keep` [B, width] is true, in order, filled up with other columns."""
     return (~keep).to(torch.uint8).sort(dim=1, stable=True).indices[:, :size]
 
 
 def filled(keep: Tensor, size: int) -> Tensor:
-    """bool [B, size], which places of `front` have a column that is kept."""
+    """Return bool [B, size], true at the places of `front` with a column of `keep`."""
     return torch.arange(size, device=keep.device) < keep.sum(1)[:, None]
 
 
 def pack(keep: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`front` and `filled` for the most columns that a row keeps, the latter `None` if all places are filled.
+    """Return `front` and `filled` for the longest row of `keep`; the latter is `None` if all places are filled.
 
-    A GPU is waited for, once.
+    Waits for a GPU once.
     """
     counts = keep.sum(1).tolist()
     size = max(counts)
@@ -42,7 +42,7 @@ class PackedRows:
             padding, and packed rows are the rows.
         lengths: [B], tokens of each row.
         width: columns of a row.
-        on_host: `lengths`, as the host knows them.
+        on_host: `lengths`, on the host.
     """
 
     columns: Tensor | None
@@ -52,7 +52,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, real: Tensor) -> PackedRows:
-        """Rows whose tokens are where `real` [B, width] is true; N is at least 1. A GPU is waited for, once."""
+        """Return rows whose tokens are where `real` [B, width] is true; N is at least 1. Waits for a GPU once."""
         lengths, width = real.sum(1), real.shape[1]
         on_host = lengths.tolist()
         columns = None if min(on_host) == width else front(real, max(*on_host, 1))
@@ -60,21 +60,21 @@ class PackedRows:
 
     @classmethod
     def unpadded(cls, input_ids: Tensor) -> PackedRows:
-        """Rows [B, width] without padding; nothing is read back from the device."""
+        """Return rows [B, width] without padding; nothing is read back from the device."""
         rows, width = input_ids.shape
         return cls(None, torch.full((rows,), width, device=input_ids.device), width, [width] * rows)
 
     @property
     def real(self) -> Tensor:
-        """bool [B, N], the places that have a token."""
+        """Places that have a token, bool [B, N]."""
         places = self.width if self.columns is None else self.columns.shape[1]
         return torch.arange(places, device=self.lengths.device) < self.lengths[:, None]
 
     def gather(self, values: Tensor, padding: int | None = None) -> Tensor:
-        """Values of columns [B, width] packed: [B, N].
+        """Return values of columns [B, width] packed: [B, N].
 
         Args:
-            padding: the value after a row's last token; `None`: those of columns of padding.
+            padding: the value after a row's last token; `None`: values of columns of padding.
         """
         if self.columns is None:
             return values
@@ -82,7 +82,7 @@ class PackedRows:
         return values if padding is None else values.masked_fill(~self.real, padding)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values of packed tokens [B, N, ..] in their columns, zero at padding: [B, width, ..]."""
+        """Return values of packed tokens [B, N, ..] in their columns, zero at padding: [B, width, ..]."""
         if self.columns is None:
             return values
         shape = (*self.columns.shape, *(1,) * (values.ndim - 2))

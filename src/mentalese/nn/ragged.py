@@ -1,10 +1,10 @@
 """Attention within sequences of unequal length that lie end to end in one flat tensor, without padding elsewhere.
 
-Norms, linear maps and MLPs work on the flat [N, d]; only the attention itself is done on rows padded to the longest of
-a group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient. One gather
-pads and splits the heads, another one undoes both.
+Norms, linear maps and MLPs work on the flat [N, d]; only attention itself works on rows padded to the longest of a
+group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient. One gather
+pads and splits the heads, another one reverses both.
 
-Letters: n sequences, N tokens in all, P places in the padded groups, R sequences of T places in one of them, m keys to
+Letters: n sequences, N tokens in all, P places in the padded groups, R sequences of T places in one group, m keys to
 read, d = heads * d_h.
 """
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GROUP = 48  # sequences in a group at least; more groups pad less and call more often
+_GROUP = 48  # least number of sequences per group; more groups pad less and need more calls
 _SHORT = 96  # up to this length two products and a softmax are faster on the CPU than its fused attention
 
 
@@ -28,12 +28,12 @@ class Ragged:
 
     Attributes:
         order: [n], the sequences in the order of the groups, short ones first.
-        shapes: rows and longest sequence of each group.
+        shapes: number of rows and longest sequence of each group.
         index: [P], the flat token at each padded place; padding holds token 0. [rows, longest] if sequences are not
             grouped: a compiler knows a tensor's shape, and would compile again for other numbers in `shapes`.
         place: [N], the padded place of each flat token.
-        even: each flat token is at its padded place already: one group of equal lengths, in its order.
-        by_head: what `_rows` has found.
+        even: each flat token is already at its padded place: one group of equal lengths, in its order.
+        by_head: cached results of `_rows`.
     """
 
     order: Tensor
@@ -45,7 +45,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lengths: Tensor, prefix: Tensor | None = None, *, grouped: bool = False) -> Ragged:
-        """Sequences of `lengths` [n]; all is on the CPU.
+        """Return the places of sequences of `lengths` [n]; all is on the CPU.
 
         Args:
             prefix: [n], number of tokens before each sequence; the flat tensor contains all prefixes first.
@@ -68,7 +68,7 @@ class Ragged:
         return cls(order, tuple(shapes), index, place, even)
 
     def pad(self, flat: Tensor, heads: int, parts: int = 1) -> list[tuple[Tensor, ...]]:
-        """[N, parts * d] to as many [R, heads, T, d_h] for each group."""
+        """Pad [N, parts * d], giving as many [R, heads, T, d_h] for each group."""
         width = flat.shape[1] // (parts * heads)
         if self.even or _in_place(flat):
             padded = flat if self.even else _Pad.apply(flat, self.index.flatten(), self.place)
@@ -84,13 +84,13 @@ class Ragged:
         return self.shapes if self.index.ndim == 1 else (self.index.shape,)
 
     def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
-        """Return the groups of a padded tensor by rows per place; the split of a single one would be a copy later."""
+        """Return the groups of a padded tensor by rows per place; splitting a single group later would copy it."""
         if len(self.shapes) == 1:
             return (padded,)
         return padded.split([times * rows * longest for rows, longest in self.shapes])
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
-        """One [R, heads, T, d_h] for each group to [N, d]."""
+        """Join one [R, heads, T, d_h] for each group to [N, d]."""
         heads, width = groups[0].shape[1], groups[0].shape[3]
         if self.even or _in_place(groups[0]):
             rows = [group.transpose(1, 2).reshape(-1, heads * width) for group in groups]
@@ -98,13 +98,13 @@ class Ragged:
             flat = padded if self.even else take_rows(padded, self.place)
             return flat.view_as(flat)  # a view in all cases: to a compiler each kind is another program
         rows = [group.reshape(-1, width) for group in groups]
-        padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # which copies even a single tensor
+        padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # `cat` copies even a single tensor
         return take_rows(padded, self._rows(heads, 1)[1]).view(-1, heads * width)
 
     def _rows(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
-        """`index` and `place` for rows of d_h numbers: flat [N, parts, heads], padded [parts, R, heads, T] a group.
+        """Return `index` and `place` for rows of d_h: flat [N, parts, heads], padded [parts, R, heads, T] per group.
 
-        On a CPU, whose products want them end to end, one gather does the work of two.
+        On a CPU, whose products need contiguous rows, one gather does the work of two.
         """
         if (heads, parts) not in self.by_head:
             part, head = (torch.arange(count) for count in (parts, heads))
@@ -124,17 +124,17 @@ class Ragged:
 
 
 def _in_place(x: Tensor) -> bool:
-    """Test if attention reads heads where they are, as on a GPU; a compiler gathers them itself."""
+    """Test if attention reads heads in place, as on a GPU; a compiler gathers them itself."""
     return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def within(lengths: Tensor) -> Tensor:
-    """0, 1, .. in each sequence: [N] for `lengths` [n]."""
+    """Return 0, 1, .. in each sequence: [N] for `lengths` [n]."""
     return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 class _Pad(torch.autograd.Function):
-    """A gather both ways: padding gets no gradient, so none has to be summed into token 0."""
+    """A gather in both directions: padding gets no gradient, so no gradient is summed into token 0."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, index: Tensor, place: Tensor) -> Tensor:
@@ -160,17 +160,17 @@ class _Take(torch.autograd.Function):
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows] for rows that are all different: their gradients are put back, not summed."""
+    """Return x[rows] for rows that are all different: their gradients are put back, not summed."""
     return _Take.apply(x, rows)
 
 
 def first_rows(x: Tensor, rows: int) -> Tensor:
-    """x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
+    """Return x[:rows]; the slice of a whole tensor would cost a copy in the backward pass."""
     return x if rows == len(x) else x[:rows]
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[rows, length, d] to [rows, heads, length, d_h]."""
+    """Reshape [rows, length, d] to [rows, heads, length, d_h]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -183,7 +183,7 @@ def attend(
     dropout_p: float = 0.0,
     is_causal: bool = False,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(d_h)) v: [R, heads, T, d_h] and [R, heads, m, d_h] to [R, heads, T, d_h].
+    """Return softmax(q k^T / sqrt(d_h)) v: [R, heads, T, d_h] and [R, heads, m, d_h] to [R, heads, T, d_h].
 
     Options are torch's; masks are bool [R or 1, 1, T or 1, m].
     """
@@ -202,7 +202,7 @@ def attend(
 
 
 def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float = 0.0) -> Tensor:
-    """Return each token attends to those of its own sequence up to itself.
+    """Return attention of each token to the tokens of its own sequence up to itself.
 
     Args:
         qkv: [N, 3 d].
@@ -219,12 +219,12 @@ def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float 
 def reading_attention(
     q: Tensor, keys: Tensor, values: Tensor, used: Tensor | None, sequences: Ragged, heads: int, dropout: float = 0.0
 ) -> Tensor:
-    """Return each token attends to the m keys that its sequence reads.
+    """Return attention of each token to the m keys that its sequence reads.
 
     Args:
         q: [N, d].
         keys, values: [n, m, d], sequences in `sequences.order`.
-        used: bool [n, m], at least one true in each row, or `None` where all are.
+        used: bool [n, m], at least one true in each row, or `None` if all are true.
 
     Returns:
         [N, d].
@@ -242,7 +242,7 @@ def reading_attention(
 
 
 def _is_left_out(sequences: Ragged) -> bool:
-    """Test if `torch.compile` is at work on groups, whose number and sizes change with every batch."""
+    """Test if `torch.compile` is compiling for groups, whose number and sizes change with every batch."""
     return torch.compiler.is_compiling() and sequences.index.ndim == 1
 
 

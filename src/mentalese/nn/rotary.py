@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rotary_table(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [.., width / 2] in float32 of positions [..], which need not be whole numbers."""
+    """Return cosines and sines [.., width / 2] in float32 of positions [..], which need not be whole numbers."""
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
     angles = positions.to(torch.float32)[..., None] * theta**-exponents
     return angles.cos(), angles.sin()
@@ -22,9 +22,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_first(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and keys turned as by `rotate`, and values as they are.
+    """Return queries and keys turned as by `rotate`, and values as they are.
 
-    One operation for both, whose gradient lies as a linear map's output does, so that nothing copies it.
+    One operation turns both; its gradient has the memory layout of a linear map's output, so nothing copies it.
 
     Args:
         qkv: [3, B, heads, N, d_h].
@@ -44,7 +44,7 @@ def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """Keeps its tables alone; the gradient turns back."""
+    """A rotation that stores only its tables; the gradient turns back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class _RotateFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        if torch.compiler.is_compiling():  # which lays it out itself, and takes no `out`
+        if torch.compiler.is_compiling():  # the compiler chooses the layout itself, and takes no `out`
             return torch.stack([*(_turned(x, cos, sin, -1) for x in gradients[:2]), gradients[2]]), None, None
         rows, heads, length, width = gradients[0].shape
         laid = gradients[0].new_empty(rows, length, 3, heads, width).permute(2, 0, 3, 1, 4)
@@ -83,7 +83,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 
 
 def _turn(turned: Tensor, x: Tensor, sin: Tensor, direction: int) -> Tensor:
-    """Add to x times the cosines what belongs to the sines."""
+    """Add the sines' terms to `turned`, which has the cosines' terms."""
     first, second = x.chunk(2, dim=-1)
     turned_first, turned_second = turned.chunk(2, dim=-1)
     turned_first.addcmul_(second, sin, value=-direction)

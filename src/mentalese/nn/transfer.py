@@ -1,4 +1,4 @@
-"""Tensors of the host sent to the device without waiting for it."""
+"""Transfers of tensors from the host to the device that the host does not wait for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """Return the tensor on `device`. From the host to a GPU it goes from pinned memory, while both do other work."""
+    """Return the tensor on `device`. Transfers to a GPU use pinned memory, while host and GPU do other work."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -1,8 +1,8 @@
 """Causal attention in a window of the last W tokens, without a table of all pairs.
 
-Queries go in blocks, each against the band of keys that its first and its last query reach. Bands overlap in memory
-rather than being copied, which is why gradients of keys are folded here and not by autograd. On a CPU this takes 0.7 of
-the time of torch's fused attention on the same bands under a mask.
+Queries are processed in blocks, each with the band of keys that its first and its last query reach. Bands overlap in
+memory instead of being copied, so gradients of keys are summed here and not by autograd. On a CPU this takes 0.7 of the
+time of torch's fused attention on the same bands under a mask.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def _sizes(length: int, window: int) -> tuple[int, int, int]:
-    """Blocks, queries a block, and keys of a band before its block: a multiple of the block."""
+    """Return the number of blocks, queries per block, and keys of a band before its block: a multiple of the block."""
     size = min(max(32, window // 4), length)
     return -(-length // size), size, -(-(window - 1) // size) * size
 
 
 def window_pairs(length: int, window: int) -> int:
-    """Pairs of a query and a key that `window_attention` multiplies for one row and head."""
+    """Return the number of pairs of a query and a key that `window_attention` multiplies for one row and head."""
     if length <= window:
         return length**2
     blocks, size, before = _sizes(length, window)
@@ -41,7 +41,7 @@ def window_mask(
     """Return the mask of `window_attention`, to be made once for all layers; `None` if the window contains all.
 
     Returns:
-        float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` what FlexAttention takes.
+        float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` a mask of FlexAttention.
     """
     if length <= window:
         return None
@@ -57,14 +57,14 @@ def window_mask(
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None, mask: Tensor | BlockMask | None = None
 ) -> Tensor:
-    """Token i of each row attends to tokens i - window + 1 .. i.
+    """Return attention of token i of each row to tokens i - window + 1 .. i.
 
-    Rows begin at their first token: padding after the last one is seen by nothing but padding.
+    Rows begin at their first token: only padding sees padding after the last token.
 
     Args:
         q, k, v: [B, heads, N, d_h].
-        scale: of the logits; 1 / sqrt(d_h) by default.
-        mask: `window_mask(N, window)`, where a caller has it.
+        scale: factor of the logits; 1 / sqrt(d_h) by default.
+        mask: `window_mask(N, window)`, if the caller has it.
 
     Returns:
         [B, heads, N, d_h].
@@ -93,7 +93,7 @@ def window_attention_reference(q: Tensor, k: Tensor, v: Tensor, window: int, *, 
 
 
 def _bands(x: Tensor, size: int, before: int) -> Tensor:
-    """[rows, N, d_h] to views of it that overlap [rows * blocks, before + size, d_h]; a row's first begin before it."""
+    """Return overlapping views [rows * blocks, before + size, d_h] of [rows, N, d_h]; a row's first begin before it."""
     rows, length, width = x.shape
     laid = torch.cat((x.new_zeros(before, width), x.reshape(rows * length, width)))
     return laid.as_strided((rows * length // size, before + size, width), (size * width, width, 1))
@@ -104,14 +104,14 @@ def _folded(bands: Tensor, rows: int, size: int, before: int) -> Tensor:
     bands = bands.unflatten(0, (rows, -1))
     out = bands[:, :, before:].contiguous()
     for start in range(0, before, size):
-        ago = (before - start) // size  # blocks
+        ago = (before - start) // size  # in blocks
         if ago < bands.shape[1]:
             out[:, :-ago] += bands[:, ago:, start : start + size]
     return out.flatten(1, 2)
 
 
 class _WindowAttention(torch.autograd.Function):
-    """On [rows, N, d_h], N a multiple of `size`."""
+    """Attention on [rows, N, d_h], N a multiple of `size`."""
 
     @staticmethod
     def forward(

@@ -106,8 +106,10 @@ def write_corpus(folder: Path) -> Path:
 
 
 def enlarged(model: Any) -> float:
-    """By what weights are multiplied, so that matrices have a standard deviation of 0.06: a freshly initialised tied
-    model repeats one token, and larger weights tell caches apart. Much larger ones tell roundings apart too.
+    """Return the factor by which weights are multiplied to have a standard deviation of 0.06.
+
+    A freshly initialised tied model repeats one token, and larger weights distinguish caches. Much larger weights would
+    distinguish rounding errors too.
     """
     return 0.06 / (getattr(model.config, "initializer_range", None) or 0.02)
 
@@ -127,7 +129,7 @@ def case(request: pytest.FixtureRequest, corpus: Path, contract_cache: None) -> 
 
 @pytest.fixture
 def causal(case: Case) -> Case:
-    """The case in the form of it that is causal, its thresholds found by a training step."""
+    """Return the case in its causal form, with thresholds from a training step."""
     if not case.model.causal:
         pytest.skip("it reads in both directions: a later token changes what it says of an earlier one")
     for name, value in NOT_CAUSAL.get(case.recipe.name, {}).items():
@@ -140,7 +142,7 @@ def causal(case: Case) -> Case:
 
 @pytest.fixture
 def family(case: Case) -> Case:
-    """The case of a family's model; a model of transformers' own class checks and returns what transformers does."""
+    """Return the case of a family's model; skip models of transformers' own class."""
     if not isinstance(case.model, LatentThoughtModel):
         pytest.skip("another project's model")
     return case
@@ -148,5 +150,5 @@ def family(case: Case) -> Case:
 
 @pytest.fixture
 def recipe(request: pytest.FixtureRequest, corpus: Path, contract_cache: None) -> Recipe:
-    """The small version of a recipe, to be trained with checkpoints."""
+    """Return the small version of a recipe, for training with checkpoints."""
     return shrink(get_recipe(request.param), corpus, checkpoint_every=2)

@@ -92,7 +92,7 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(family: Case) -> Non
 
 @contextmanager
 def _config(model: Any, **fields: Any) -> Iterator[None]:
-    """The model under a config with these fields."""
+    """Set these fields of the model's config inside the block."""
     before = {name: getattr(model.config, name) for name in fields}
     try:
         for name, value in fields.items():

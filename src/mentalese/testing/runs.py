@@ -38,7 +38,7 @@ DEVICE: Any = os.environ.get("MENTALESE_TEST_DEVICE", "cpu")
 
 
 def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> Recipe:
-    """The recipe on the small corpus, a few hundred tokens a step, for a few steps; questions at all stages at once."""
+    """Return the recipe on the small corpus, for a few short steps; questions appear at all stages at once."""
     layout, asks = recipe.layout, recipe.layout.questions
     data = dataclasses.replace(
         recipe.data,
@@ -80,7 +80,7 @@ def rotary_flops(counter: FlopCounterMode) -> int:
 
 
 def launch(recipe: Recipe, out: Path, processes: int = 1) -> BaseProcess:
-    """Start or resumes a run, in one process or in ranks; its output and pids lie beside `out`.
+    """Start or resume a run, in one process or in ranks; its output and pids lie beside `out`.
 
     Processes are forks of a server that has imported everything, which takes longer than a small run.
     """
@@ -130,7 +130,7 @@ def _rank(recipe: Recipe, out: Path, rank: int) -> None:
 
 @contextmanager
 def power_cut(monkeypatch: pytest.MonkeyPatch, at_step: int) -> Iterator[None]:
-    """Every training in the block, and there has to be one, ends by an error when it takes the batch of a step."""
+    """Interrupt every training in the block, at least one, by an error when it takes the batch of a step."""
     batch = Plan.batch
 
     def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +149,7 @@ def printed(out: Path) -> str:
 
 
 def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
-    """Wait for a launched run; its `result.json`."""
+    """Wait for a launched run and return its `result.json`."""
     process.join(timeout=240)
     assert process.exitcode == 0, printed(out)
     return read_json(out / "result.json")
@@ -179,14 +179,14 @@ def checkpoint(out: Path) -> dict[str, Tensor]:
     """Weights and optimiser state of the newest checkpoint, read by PyTorch's own reader."""
     reader = dcp.FileSystemReader(out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08}")
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(held.size, dtype=held.properties.dtype) for name, held in stored.items()}
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
     with warnings.catch_warnings(action="ignore"):  # it says that there is but one process
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """Bit for bit."""
+    """Assert that tensors are equal bit for bit."""
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name

@@ -1,6 +1,6 @@
-"""An option that is accepted changes something, or is refused: the fields of a recipe's layout, optimizer, train and
-evaluation.
+"""An accepted option changes something, or is refused: the fields of a recipe's sections.
 
+The sections are layout, optimizer, train and evaluation.
 A field is set to other values, one by one. Then the plan, two training steps, an evaluation or the course of a short
 run must differ from the recipe's, or the value must be refused.
 """

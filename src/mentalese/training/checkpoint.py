@@ -1,14 +1,14 @@
-"""Checkpoints that appear whole or not at all, are written while training goes on, and fit any number of ranks.
+"""Checkpoints that appear as a whole or not at all, are written during training, and fit any number of ranks.
 
     checkpoints/step-00000100/
         __0_0.distcp ...    tensors, written by each rank (`torch.distributed.checkpoint`)
         .metadata           which tensor is in which file
         info.json           {"step", "info"}
-        checksums.json      {file: sha256} of all the others
+        checksums.json      {file: sha256} of all other files
 
-Only tensors are stored: weights, persistent buffers and the optimiser's state. Names do not depend on DDP or FSDP2,
-so a run may go on with another number of ranks. Hyperparameters come from the recipe. Loading unpickles nothing but
-`.metadata`, and there only the classes that a list of tensors is made of.
+Only tensors are stored: weights, persistent buffers and the optimiser's state. Names do not depend on DDP or FSDP2, so
+a run may continue with another number of ranks. Hyperparameters come from the recipe. Loading unpickles nothing but
+`.metadata`, and there only the classes that a list of tensors consists of.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Checkpointer:
     """The checkpoints of one run. Every method is collective: call it on all ranks, from the main thread.
 
     Args:
-        folder: where `step-*` folders go, on a disk that all ranks share; remains of a killed save are removed.
+        folder: parent of the `step-*` folders, on a disk that all ranks share; remains of a killed save are removed.
         parallel: the processes of the run.
-        keep: the newest `keep` checkpoints stay, older ones are removed when a new one is whole.
+        keep: number of checkpoints to keep; older ones are removed when a new one is whole.
     """
 
     def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
         self.folder, self.parallel, self.keep = Path(folder), parallel, keep
         self._alone = parallel.world_size == 1
-        # Saves run during training, so their messages need a group of their own.
+        # Saves run during training, so their messages need a separate group.
         self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -72,14 +72,14 @@ class Checkpointer:
         parallel.barrier()
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> None:
-        """Copy all tensors to CPU memory and returns; a thread writes them. Waits for the save before, if need be.
+        """Copy all tensors to CPU memory and return; a thread writes them. Waits for the previous save first.
 
         Args:
-            step: names the checkpoint; one of the same step is replaced.
+            step: names the checkpoint; a checkpoint of the same step is replaced.
             info: JSON-ready data that `load` returns.
 
         Raises:
-            InputError: the disk is full, now or in the save before; nothing half-written is left.
+            InputError: the disk is full, now or in the previous save; no incomplete file is left.
         """
         self.wait()
         ignore_warning_of_no_group()
@@ -89,7 +89,7 @@ class Checkpointer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the pending save, if there is one, is whole and in place; raises what went wrong with it."""
+        """Return when the pending save, if there is one, is whole and in place; raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -98,16 +98,16 @@ class Checkpointer:
             raise error
 
     def latest(self) -> int | None:
-        """Return the newest checkpoint's step; a pending save is waited for."""
+        """Return the newest checkpoint's step, after waiting for a pending save."""
         self.wait()
         steps = self.parallel.broadcast_object(self._steps())
         return steps[-1] if steps else None
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Any]:
-        """Restore weights and optimiser state in place, bit for bit, and returns `info`.
+        """Restore weights and optimiser state in place, bit for bit, and return `info`.
 
         Args:
-            step: which checkpoint; the newest by default.
+            step: step of the checkpoint; the newest by default.
 
         Raises:
             InputError: there is none, a file is damaged, or it is another model's; nothing has been changed then.
@@ -147,16 +147,16 @@ class Checkpointer:
         try:
             writer = _Writer(temporary)
             dcp.save(snapshot, storage_writer=writer, process_group=self._group, no_dist=self._alone)
-            mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files: hashing is spread over ranks
+            mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files, so that ranks share the hashing
             sums = self._agreed(lambda: {file.name: sha256(file) for file in temporary.glob(mine)})
             self._agreed(lambda: self._publish(temporary, final, described, sums) if self.parallel.is_main else None)
-        except BaseException as error:  # handed to the main thread by `wait`
+        except BaseException as error:  # `wait` raises it in the main thread
             if self.parallel.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
             self._error = self._explained(error, step)
 
     def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
-        """Completes the folder, renames it in one go and removes the oldest checkpoints."""
+        """Complete the folder, rename it in one operation and remove the oldest checkpoints."""
         _write_durably(temporary / "info.json", described)
         checksums = {name: sha256(temporary / name) for name in (".metadata", "info.json")}
         for part in sums:
@@ -170,21 +170,21 @@ class Checkpointer:
             self._discard(self._path(step))
 
     def _explained(self, error: BaseException, step: int) -> BaseException:
-        """The error, or the one sentence for a full disk; DCP's own exception contains what happened on which rank."""
+        """Return the error, or one sentence for a full disk; DCP's own exception lists the errors of each rank."""
         if isinstance(error, CheckpointException):
             error = next(cause for cause, _ in error.failures.values())
         if not _is_full(error):
             return error
         steps = self._steps()
-        kept = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
+        remaining = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
         full = InputError(
-            f"{self.folder}: no space left for the checkpoint of step {step} ({kept}): free some, lower "
+            f"{self.folder}: no space left for the checkpoint of step {step} ({remaining}): free some, lower "
             "train.keep_checkpoints or use another --out"
         )
         full.__cause__ = error
         return full
 
-    # -- small things ------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
@@ -196,14 +196,14 @@ class Checkpointer:
         return sorted(int(match[1]) for match in matches if match)
 
     def _discard(self, path: Path) -> None:
-        """Remove a checkpoint; a kill in between leaves no half of it under its name."""
+        """Remove a checkpoint; a kill during removal leaves no incomplete one under its name."""
         if path.exists():
             doomed = path.with_name(f".{path.name}.old")
             path.replace(doomed)
             shutil.rmtree(doomed)
 
     def _agreed(self, work: Callable[[], T]) -> list[T]:
-        """What `work` returned on each rank; raises on all ranks if it raised on one, so that no rank waits."""
+        """Return the results of `work` on each rank; raise on all ranks if it raised on one, so that no rank waits."""
         outcome: T | Exception
         try:
             outcome = work()
@@ -220,7 +220,7 @@ class Checkpointer:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Writes tensors; a disk that is full is an `OSError` wherever in a tensor it is found out.
+    """A writer of tensors that reports a full disk as an `OSError` wherever in a tensor the disk is full.
 
     torch's own writer of a tensor hides it behind a `RuntimeError` ("unexpected pos"), whose cause is lost on the way
     to other ranks.
@@ -253,7 +253,7 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 def _targets(
     folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
-    """The tensors to read into, and the optimiser state that they will form; refused if the file's tensors differ."""
+    """Return the tensors to read into, and the optimiser state that they form; refuse a file with other tensors."""
     parameters = named_tensors(model)
     targets = {f"model.{name}": value.detach() for name, value in parameters.items()}
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -264,9 +264,9 @@ def _targets(
         parameter = parameters.get(name)
         if kind == "optimizer" and parameter is not None and id(parameter) in trained:
             dtype = saved.properties.dtype
-            if saved.size == parameter.shape:  # a moment, sharded as its parameter is
+            if saved.size == parameter.shape:  # a moment, sharded like its parameter
                 target = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-            else:  # a count of steps
+            else:  # a number of steps
                 target = torch.zeros(saved.size, dtype=dtype, device=parameter.device)
             targets[full] = state.setdefault(parameter, {})[key] = target
     check_same(folder, stored, targets)
@@ -281,7 +281,7 @@ def _write_durably(file: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make names in a folder survive a power cut, if the system lets folders be opened."""
+    """Make names in a folder survive a power cut, if the system allows opening folders."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -30,7 +30,7 @@ class LogBuffer:
         self.losses.append(loss)
         self.norms.append(norm)
         self.learning_rate = learning_rate
-        if metrics:  # stacked, and so copied: some are views of parameters, which the next step changes
+        if metrics:  # stack copies: some metrics are views of parameters, which the next step changes
             values = [value.float().to(loss.device) for value in metrics.values()]  # a metric may be on the CPU
             self.metrics.append((list(metrics), torch.stack(values)))
 

@@ -1,12 +1,12 @@
 """One training loop for every family.
 
-    plan      a step is a number; the plan says which tokens, which curriculum settings and how far the run is
+    plan      a step is a number; the plan returns its tokens, its curriculum settings and the position in the run
     step      every micro-batch's mean loss, weighted by its targets, so that ranks and micro-batches equal one batch
     update    gradients scaled and clipped in one pass, fused AdamW
     watch     validation, best model, early stopping, checkpoints, signals, non-finite losses
 
-The loop never asks which family it trains. Randomness inside a step (dropout, noise) is seeded by (seed, step, rank,
-micro-batch), so a resumed run equals an uninterrupted one bit for bit without any saved generator state.
+The loop does not depend on the family that it trains. Randomness inside a step (dropout, noise) is seeded by (seed,
+step, rank, micro-batch), so a resumed run equals an uninterrupted one bit for bit without any saved generator state.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ from mentalese.training.tracking import check_trackers, open_trackers, read_metr
 from mentalese.training.validation import Validation
 
 Log = Callable[[dict[str, Any]], None]
-ANSWERS = "answers.jsonl"  # to the questions of the test split
+ANSWERS = "answers.jsonl"  # for the questions of the test split
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
-    """Train a recipe and evaluates its best model on the test split.
+    """Train a recipe and evaluate its best model on the test split.
 
     Args:
-        recipe: what to run.
+        recipe: the recipe to train.
         out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
-        resume: continue from the newest checkpoint; a run that is finished returns its result at once, one that has no
-            checkpoint yet starts from the beginning.
-        show: progress on standard error.
+        resume: continue from the newest checkpoint; a finished run returns its result at once, a run without a
+            checkpoint starts from the beginning.
+        show: show progress on standard error.
 
     Returns:
         The content of `result.json`.
@@ -105,12 +105,12 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
 
 
 class Run:
-    """A recipe with everything that training it needs; `run` trains it, `one_step` does one step of that.
+    """A recipe with everything that its training needs; `run` trains it, `one_step` makes one training step.
 
-    All that a run refuses is refused here, on a model without weights, before these are made.
+    All errors of a recipe are raised here, on a model without weights, before the weights are made.
 
     Args:
-        weights: make weights and optimiser; without them, a run can be counted and no more, on any machine.
+        weights: make weights and optimiser; without them, a run can only be counted, on any machine.
 
     Raises:
         InputError: the recipe or its data cannot be used, or training needs more memory than the device has.
@@ -127,7 +127,7 @@ class Run:
             )
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        remarks = self.plan.remarks()  # which builds every epoch, and so finds a phase that cannot be
+        remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
         for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.init_weights = init_weights(recipe)
@@ -140,7 +140,7 @@ class Run:
             self._make_weights()
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
-        self.flops = 0  # of this rank, since the last log line
+        self.flops = 0  # on this rank, since the last log line
         self.state = State()
 
     def _make_weights(self) -> None:
@@ -187,12 +187,12 @@ class Run:
                 self._stop(checkpoints, stop.signum)
 
     def _stop_together(self) -> None:
-        """Raise `Stop` in all processes if a signal came to one of several."""
+        """Raise `Stop` in all processes if one of them has received a signal."""
         if self.parallel.world_size > 1 and (signum := self.parallel.max(self.signals.first)):
             raise Stop(signum)
 
     def _stop(self, checkpoints: Checkpointer, signum: int) -> NoReturn:
-        """Write a checkpoint, if the last one is of an earlier step, and end the run."""
+        """Write a checkpoint, unless the last one is of this step, and end the run."""
         if checkpoints.latest() != self.state.step:
             self._write_checkpoint(checkpoints)
         checkpoints.wait()
@@ -218,9 +218,9 @@ class Run:
                     self._validate(checkpoints, log)
                 if self._is_checkpoint(state.step):
                     self._write_checkpoint(checkpoints)
-        if state.best_step is None:  # nothing was left to train, and the model on disk is another step's
+        if state.best_step is None:  # nothing was left to train, and the model on disk is of another step
             self._validate(checkpoints, log)
-        # Several processes cannot write one while the first of them scores the test split.
+        # Several processes cannot write a checkpoint while the first of them scores the test split.
         if (self.recipe.train.checkpoint_every or self.parallel.world_size > 1) and checkpoints.latest() != state.step:
             self._write_checkpoint(checkpoints)
 
@@ -245,7 +245,7 @@ class Run:
             torch.manual_seed(step_seed(recipe.train.seed, step, parallel.rank, micro))
             with no_sync(self.step, last=micro == micros - 1), self.autocast():
                 output = self.step(to_device(batch, parallel.device), settings)
-                # Alone, the mean loss is the batch's; else sums are reduced and divided by the global weight below.
+                # One process has the batch's mean loss; else sums are reduced and divided by the global weight below.
                 (output.loss if alone else output.loss * output.weight).backward()
             outputs.append(output)
         scale: float | Tensor = 1.0
@@ -263,8 +263,9 @@ class Run:
 
     @torch.no_grad()
     def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return what gradients are multiplied by, and loss and metrics over micro-batches and ranks, weighted by their
-        targets. No rank waits for its device, or for other ranks but by one reduction.
+        """Return the factor of the gradients, and loss and metrics over micro-batches and ranks, weighted by targets.
+
+        No rank waits for its device, or for other ranks except in one reduction.
         """
         device, names = outputs[0].loss.device, list(outputs[0].metrics)
         each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
@@ -305,14 +306,14 @@ class Run:
         log(metrics)
         buffer.clear()
         best = self.state.best
-        shown = "" if best is None else f"{self.validation.metric.name} {self.validation.metric.format(best)}"
+        figure = "" if best is None else f"{self.validation.metric.name} {self.validation.metric.format(best)}"
         cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
-        validated = f"  best {shown}{cut}" if shown else ""
+        validated = f"  best {figure}{cut}" if figure else ""
         apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
         return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
 
     def check_finite(self, buffer: LogBuffer) -> tuple[list[float], list[float]]:
-        """Return the buffer's losses and norms of gradients; raises `FloatingPointError` if one is not finite."""
+        """Return the buffer's losses and norms of gradients; raise `FloatingPointError` if one is not finite."""
         losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
         for step, loss, norm in zip(buffer.steps, losses, norms):
             if not math.isfinite(loss):
@@ -330,7 +331,7 @@ class Run:
         )
 
     def _is_logged(self, step: int) -> bool:
-        """Return every `log_every` steps, and whenever a validation or a checkpoint is due."""
+        """Return True every `log_every` steps, and whenever a validation or a checkpoint is due."""
         return step % self.recipe.train.log_every == 0 or self.plan.is_validation(step) or self._is_checkpoint(step)
 
     def _is_checkpoint(self, step: int) -> bool:
@@ -345,10 +346,10 @@ class Run:
         return state.validations_without_gain >= patience
 
     def _validate(self, checkpoints: Checkpointer, log: Log) -> None:
-        """Validate, or stop at a signal with a checkpoint from which the same validation is made again."""
+        """Validate, or stop at a signal with a checkpoint from which the validation is repeated."""
         before = dict(vars(self.state))
         try:
-            # Of several processes, each goes on to where all can stop, see `_stop_together`.
+            # Each of several processes continues to a point at which all can stop, see `_stop_together`.
             with self.signals.at_once() if self.parallel.world_size == 1 else nullcontext():
                 self._validated(log)
         except Stop as stop:
@@ -386,7 +387,7 @@ class Run:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _write_config(self, resume: bool) -> None:
-        """`config.json`; refused if the folder's run read other data or started from other weights."""
+        """Write `config.json`; refuse a folder whose run read other data or started from other weights."""
         path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
         if resume and path.exists():
             saved = read_json(path)
@@ -419,7 +420,7 @@ class Run:
         checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: SplitResult) -> None:
-        """The best model so far as `model/`, with this evaluation on its card."""
+        """Save the best model so far as `model/`, with this evaluation on its card."""
         model = self.model
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
         adapted = model if self.recipe.train.lora_rank is not None else None
@@ -444,12 +445,12 @@ class Run:
         return model_card(self.recipe, counts | self._provenance() | found)
 
     def _finish(self) -> RunResult:
-        """Score the best model on the test split and writes `result.json`."""
+        """Score the best model on the test split and write `result.json`."""
         result: RunResult = {}
         if self.parallel.is_main:
             result = self._result()
-            found = {name: result[name] for name in ("validation", "test", "samples")}
-            write_text(self.out / "model" / CARD, self._card(**found))
+            figures = {name: result[name] for name in ("validation", "test", "samples")}
+            write_text(self.out / "model" / CARD, self._card(**figures))
             write_json(self.out / "result.json", sealed(result))
         return self.parallel.broadcast_object(result)
 
@@ -459,7 +460,7 @@ class Run:
         saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
         test = self.validation.score("test", saved, show=self.show, out=self.out / ANSWERS)
-        # Greedy decoding of a small model repeats itself, but an answer is what the model is most certain of.
+        # Greedy decoding makes a small model repeat itself, but an answer is its most certain text.
         sampling = {"do_sample": False} if self.validation.asks else {"do_sample": True, "top_p": 0.9}
         texts = saved.generate(self.prompts, max_new_tokens=self.sample_tokens, seed=recipe.train.seed, **sampling)
         records = read_metrics(self.out / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""The most memory that a run used, and what a step's tensors take of it."""
+"""The peak memory of a run, and the memory of a step's tensors."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts, inside, the memory of tensors that operations make, backward passes included, on any device.
+    """A counter of the memory of tensors that operations make inside, backward passes included, on any device.
 
     Args:
         known: tensors that do not count, such as weights and the batch.
 
     Attributes:
-        live: bytes of those that something still needs.
+        live: bytes of tensors that are still needed.
         peak: the largest `live` so far.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known = [x.untyped_storage() for x in known]  # kept, or another tensor could come to have its address
+        self._known = [x.untyped_storage() for x in known]  # stored, or another tensor could get the same address
         self._seen: dict[int, Any] = {storage._cdata: None for storage in self._known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for storage in (x.untyped_storage() for x in tree_leaves(made) if isinstance(x, Tensor)):
+        result = func(*args, **(kwargs or {}))
+        for storage in (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, Tensor)):
             if storage._cdata not in self._seen:
                 self._add(storage._cdata, storage.nbytes(), storage)
-        return made
+        return result
 
     def _add(self, key: int, size: int, storage: Any) -> None:
         def gone(_: Any) -> None:
@@ -80,19 +80,19 @@ def check_memory(model: LanguageModel, recipe: Recipe, parallel: Parallel) -> No
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU's memory, or of this machine's that this process may use; `None` where it is unknown."""
+    """Return the bytes of a GPU's memory, or of main memory that this process may use; `None` if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if not hasattr(os, "sysconf"):
         return None
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    limit = Path("/sys/fs/cgroup/memory.max")  # the limit of a container
     text = limit.read_text().strip() if limit.is_file() else ""
     return min(machine, int(text)) if text.isdecimal() else machine
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """Start a new peak, so that a run in a long process does not inherit the one before (Linux and CUDA)."""
+    """Reset the peak, so that a run in a long process does not inherit the previous one (Linux and CUDA)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with contextlib.suppress(OSError):
@@ -100,8 +100,9 @@ def forget_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes: allocated on the GPU, or the process's largest resident size; `None` where the system does not say
-    (Windows).
+    """Return the peak in bytes: allocated on the GPU, or the process's largest resident size.
+
+    `None` on systems that do not record it (Windows).
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -26,7 +26,7 @@ _FIGURES = {
     "pass_at_k": "{:.1%}",
     "unfinished": "{:,}",
 }
-"""Figures of an evaluation, as a card writes them."""
+"""Figures of an evaluation, as a card formats them."""
 _LIKELIHOODS = ("perplexity", "bits_per_byte", "bits_per_byte_with_ends")
 
 
@@ -35,7 +35,7 @@ def model_card(recipe: Recipe, about: dict[str, Any]) -> str:
 
     Args:
         about: fields of `result.json`: `parameters`, `best_step`, `tokens`, `seed`, `data_hash`, `commit`, `versions`,
-            the evaluation `validation`, and once the run is over `test` and `samples`.
+            the evaluation `validation`, and after the run `test` and `samples`.
     """
     evaluations = {split: about[split] for split in ("validation", "test") if split in about}
     parts = [
@@ -50,7 +50,7 @@ def model_card(recipe: Recipe, about: dict[str, Any]) -> str:
 
 
 def front_matter(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields that the hub reads. The license is left out: it is not known."""
+    """Return the fields that the hub reads, without the license, which is unknown."""
     family, init = _family(recipe), recipe.train.init or ""
     fields: dict[str, Any] = {
         "library_name": "transformers" if family is None else "mentalese",
@@ -58,7 +58,7 @@ def front_matter(recipe: Recipe) -> dict[str, Any]:
         "tags": ["mentalese", recipe.model["model_type"], *([family] if family else [])],
     }
     fields["tags"] = list(dict.fromkeys(fields["tags"]))
-    if match := re.match(r"(?:[\w-]+:)?hub:([^:@]+)", recipe.data.source):  # svamp:hub:NAME too
+    if match := re.match(r"(?:[\w-]+:)?hub:([^:@]+)", recipe.data.source):  # also svamp:hub:NAME
         fields["datasets"] = [match[1]]
     if init.startswith("hub:"):
         fields["base_model"] = init.removeprefix("hub:")
@@ -66,7 +66,7 @@ def front_matter(recipe: Recipe) -> dict[str, Any]:
 
 
 def _facts(recipe: Recipe, about: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of the first table."""
+    """Return the rows of the first table."""
     train, parameters, commit = recipe.train, about["parameters"], about["commit"]
     counted = f"{parameters['total']:,}, {parameters['non_embedding']:,} without embeddings"
     if parameters["trained"] != parameters["total"]:
@@ -147,7 +147,7 @@ def _family(recipe: Recipe) -> str | None:
 
 
 def _short(place: str) -> str:
-    """A source, tokenizer or model without the folders that it is in here: `file:/home/me/a.txt` -> `file:a.txt`."""
+    """Return a source, tokenizer or model without its local folders: `file:/home/me/a.txt` -> `file:a.txt`."""
     kind, colon, rest = place.partition(":")
     if kind == "hub" or rest.startswith("hub:") or (colon and "/" not in rest):
         return place

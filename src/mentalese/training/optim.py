@@ -12,7 +12,7 @@ from mentalese.recipe import OptimizerConfig
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay acts on matrices and embeddings, not on biases, norms, gates and scalars."""
+    """Return fused AdamW; weight decay acts on matrices and embeddings, not on biases, norms, gates and scalars."""
     trained = [p for p in parameters if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
@@ -30,8 +30,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress: float) -> float:
     """Return the learning rate of `step` (counted from 0) under a schedule of `total_steps`.
 
-    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is
-    set in tokens or epochs, so that a curriculum that changes the size of a step does not make it jump.
+    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is set in
+    tokens or epochs, so that a curriculum that changes the size of a step does not make the rate jump.
     """
     warmup = math.ceil(config.warmup if config.warmup >= 1 else config.warmup * total_steps)
     if step < warmup:

@@ -1,7 +1,7 @@
-"""Many processes that compute what one would: set-up from `torchrun`, DDP, FSDP2, and gradients scaled and clipped.
+"""Processes that together compute what one would: set-up from `torchrun`, DDP, FSDP2, scaled and clipped gradients.
 
 Every rank back-propagates the *sum* of its targets' losses; DDP and FSDP2 average over ranks, and `clip_and_scale`
-multiplies by `world_size / targets of all ranks`. So N ranks equal one, however unevenly the targets fall.
+multiplies by `world_size / targets of all ranks`. So N ranks equal one, however unevenly the targets are distributed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True)
 class Parallel:
-    """This process among all. Every method is collective: call it on all ranks, from the main thread."""
+    """This process of a run. Every method is collective: call it on all ranks, from the main thread."""
 
     rank: int
     world_size: int
@@ -41,7 +41,7 @@ class Parallel:
 
     @property
     def is_main(self) -> bool:
-        """Rank 0, the one that writes and prints."""
+        """True on rank 0, which writes and prints."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -53,7 +53,7 @@ class Parallel:
         return float(self._reduce(value, torch.float64, dist.ReduceOp.SUM))
 
     def sums(self, values: Tensor) -> Tensor:
-        """The sums of values [n] over ranks, added in float64 where the values are: no host waits for its device."""
+        """Return the sums of values [n] over ranks, added in float64 on the values' device: no host waits for it."""
         if self.world_size == 1:
             return values
         total = values.double()
@@ -73,7 +73,7 @@ class Parallel:
         return reduced
 
     def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's object, on every rank."""
+        """Return the object of rank 0, on every rank."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -82,12 +82,12 @@ class Parallel:
 
 
 def is_main_process() -> bool:
-    """False in all but the first of the processes that `torchrun` started, before `setup` and after `teardown` too."""
+    """Return False in all but the first process of `torchrun`, even before `setup` and after `teardown`."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def setup(device: Device = "auto") -> Parallel:
-    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); alone without them.
+    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); without them, use only this one.
 
     Raises:
         InputError: this machine has no such device, or fewer of them than processes.
@@ -100,7 +100,7 @@ def setup(device: Device = "auto") -> Parallel:
         torch.cuda.set_device(chosen)
     if world_size > 1:
         # gloo in addition to NCCL: checkpoints, counts and objects are reduced on the CPU.
-        # The others wait while rank 0 tokenises a corpus or scores the test split: hours, not the default half of one.
+        # Other ranks wait while rank 0 tokenises a corpus or scores the test split: hours, above the default half hour.
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=12))
     return Parallel(rank, world_size, local_rank, chosen)
@@ -124,7 +124,7 @@ def _device(device: Device, world_size: int, local_rank: int) -> torch.device:
 
 
 def teardown() -> None:
-    """Leaves the process group, if `setup` joined one."""
+    """Leave the process group, if `setup` joined one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -132,23 +132,24 @@ def teardown() -> None:
 def wrap(
     step: TrainStep, parallel: Parallel, kind: Literal["ddp", "fsdp"], whole: nn.Module | None = None
 ) -> nn.Module:
-    """Return the step as `parallel` ranks run it together; alone, the step itself.
+    """Return the step as `parallel` ranks run it together; for one process, the step itself.
 
-    With FSDP2 the step may be on the meta device. It is then filled block by block, each of which is sharded before the
-    next one is, so that no device ever contains the model.
+    With FSDP2 the step may be on the meta device. It is then filled block by block, and each block is sharded before
+    the next one is filled, so that no device ever contains the whole model.
 
     Args:
-        whole: rank 0's copy of the step's model, with the weights; of a step on the meta device.
+        whole: rank 0's copy of the step's model, with the weights, if the step is on the meta device.
 
     Build the optimiser afterwards, and score under `torch.no_grad()`: DDP treats any other call as the start of a step.
 
-    DDP looks for unused parameters in each step. That is exact if a rank does not reach a parameter (a gate before
-    its stage): ranks that use it are averaged with zeros, and one that no rank uses keeps no gradient at all, so that
-    AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
+    DDP looks for unused parameters in each step. The result is exact if a rank does not reach a parameter (a gate
+    before its stage): ranks that use it are averaged with zeros, and a parameter that no rank uses keeps no gradient at
+    all, so AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the
+    step.
 
     FSDP2 shards every transformer block, and the rest with the model as root; a model whose blocks are used outside
-    their forward is one shard. The loss and scores gather what they need. FSDP2 reduces what has a gradient, so all
-    ranks must run the same modules.
+    their forward is one shard. The loss and scores gather the parameters that they need. FSDP2 reduces only existing
+    gradients, so all ranks must run the same modules.
     """
     if parallel.world_size == 1:
         return step
@@ -172,7 +173,7 @@ def wrap(
 
 
 def _gathered(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method without resharding: an inner backward pass keeps the parameters for the pass that it is part of."""
+    """Return the method without resharding: an inner backward pass keeps the parameters for the surrounding pass."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         model.set_reshard_after_backward(False)
@@ -185,7 +186,7 @@ def _gathered(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Filler:
-    """Gives a model on the meta device memory, and rank 0's values; tied weights stay tied."""
+    """A function that gives a model on the meta device memory and rank 0's values; tied weights stay tied."""
 
     def __init__(self, model: nn.Module, whole: nn.Module | None, parallel: Parallel) -> None:
         self.parallel = parallel
@@ -195,7 +196,7 @@ class _Filler:
 
     @torch.no_grad()
     def __call__(self, module: nn.Module) -> None:
-        """Fill what is still empty in the module; collective."""
+        """Fill tensors of the module that are still empty; collective."""
         for part in module.modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
             for tensors in tables:
@@ -215,13 +216,13 @@ class _Filler:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and all buffers, those too that are not saved, and tied ones by each of their names."""
+    """Yield parameters and all buffers, including buffers that are not saved; tied ones under each of their names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The outermost members of `nn.ModuleList`s that are modules of modules (no lists of linear maps or norms)."""
+    """Return the outermost members of `nn.ModuleList`s that are modules of modules (not linear maps or norms)."""
     modules: list[nn.Module] = []
     for child in module.children():
         blocks = isinstance(child, nn.ModuleList) and all(any(block.children()) for block in child)
@@ -230,7 +231,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """Around each micro-batch's forward and backward pass: gradients are reduced in the last one only."""
+    """Return a context for a micro-batch's forward and backward pass: only the last one reduces gradients."""
     if isinstance(model := getattr(step, "model", None), FSDPModule):
         model.set_requires_gradient_sync(last)
     elif isinstance(step, DistributedDataParallel) and not last:
@@ -239,7 +240,7 @@ def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """A model's whole weights on the CPU of rank 0, for `save_pretrained`; other ranks take part and get `{}`."""
+    """Return a model's whole weights on the CPU of rank 0, for `save_pretrained`; other ranks join and get `{}`."""
     main = not dist.is_initialized() or dist.get_rank() == 0
     weights: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
@@ -251,7 +252,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor, max_norm: float | None) -> Tensor:
-    """Multiplies all gradients by `scale` and clips their joint norm to `max_norm`, in one pass over them.
+    """Multiply all gradients by `scale` and clip their joint norm to `max_norm`, in one pass over them.
 
     Sharded gradients (FSDP2) are measured over all ranks. With `scale=1` and `max_norm=None` nothing is written.
 
@@ -276,16 +277,16 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor,
 
 @torch.no_grad()
 def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) -> dict[str, Tensor]:
-    """Each component's share of the gradient: the L2 norm of a layer, mean over the component's layers, of 1 in all.
+    """Return each component's share of the gradient: mean L2 norm of its layers, normalised to a sum of 1.
 
-    Call it after the backward pass; shares do not depend on what gradients are scaled by. A parameter without a
+    Call it after the backward pass; shares do not depend on the scale of the gradients. A parameter without a
     gradient counts as zero. Sharded gradients (FSDP2) are measured over all ranks.
 
     Args:
         components: name -> layers -> parameters.
 
     Returns:
-        Name -> scalar; empty without any component, zero without any gradient.
+        Name -> scalar; empty without components, zero without gradients.
     """
     layers = [(name, layer) for name, component in components.items() for layer in component]
     if not layers:

@@ -29,7 +29,7 @@ MOST_EPOCHS = 1_000_000
 
 @dataclass(frozen=True)
 class Epoch:
-    """Batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
+    """Rows of an epoch's batches: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
 
     rows: Rows
     order: np.ndarray
@@ -39,7 +39,7 @@ class Epoch:
         return len(self.bounds) - 1
 
     def clocks(self, split: Split, layout: Layout) -> np.ndarray:
-        """int64 [batches + 1, 2]: lexical target tokens and sentence steps before each batch and after the last.
+        """Return lexical target tokens and sentence steps before each batch and after the last, int64 [batches + 1, 2].
 
         A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
         batch is one step.
@@ -79,7 +79,7 @@ class Position:
 
 
 class Plan:
-    """What each step trains on, under which settings: all of it follows from the step.
+    """A plan of each step's data and settings: all of it follows from the step.
 
     An epoch is built when it is first needed and the last two are kept; of earlier ones only the clocks remain.
 
@@ -90,8 +90,8 @@ class Plan:
         world_size: ranks that share a batch; the batches themselves do not depend on it.
 
     Raises:
-        InputError: a batch that ranks and micro-batches cannot share evenly, or cannot so that thoughts are swapped,
-            too little text for one batch, or what `Layout.check` refuses.
+        InputError: ranks and micro-batches cannot share a batch evenly, or not in a way that allows swapping thoughts,
+            there is too little text for one batch, or `Layout.check` raises it.
     """
 
     def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
@@ -158,8 +158,9 @@ class Plan:
         return self._layout_of(self._locate(step)[0])
 
     def text_read(self) -> dict[str, int]:
-        """Count the tokens and documents that the run trains on, the documents that there are, and questions without
-        steps if some have none.
+        """Return the numbers of tokens and documents that the run trains on, and of all documents.
+
+        If some questions have no steps, their number is included.
         """
         documents = len(self.split.document_bytes)
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
@@ -198,7 +199,7 @@ class Plan:
         )
 
     def is_validation(self, step: int) -> bool:
-        """Return every `eval_every` steps or at each epoch's end, and at the end of the run."""
+        """Return True every `eval_every` steps, at each epoch's end, and at the end of the run."""
         every = self.recipe.train.eval_every
         if step == self.total_steps:
             return True
@@ -215,17 +216,17 @@ class Plan:
         return ends + (self.position(last - 1).epoch == ends)
 
     def without_steps(self) -> int:
-        """Training questions that are read for their steps, and that have none."""
+        """Count the training questions without steps, of a layout that reads steps."""
         return max(layout.without_steps(self.split) for layout in self.recipe.layouts())
 
     def remarks(self) -> list[str]:
-        """List facts to know before the run starts: what it leaves out of its text and recipe, and what it lacks."""
-        found = [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
+        """Return remarks for before the run: unused parts of its text and recipe, and missing data."""
+        remarks = [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
         if (share := self.recipe.train.schedule_share) < 1:
-            found.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")
+            remarks.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")
         if count := self.without_steps():
-            found.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
-        return found
+            remarks.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
+        return remarks
 
     def reset_optimizer(self, step: int) -> bool:
         """Return True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
@@ -249,7 +250,7 @@ class Plan:
                 )
 
     def _check_epochs(self) -> None:
-        """Refuse a run of more epochs, each like the first one, than could be counted."""
+        """Refuse a run of more epochs, each like the first one, than can be counted."""
         train = self.recipe.train
         of_epoch = {"steps": self._first_steps[1], "epochs": 1, "tokens": int(self._counted[0])}
         for name, each in of_epoch.items():
@@ -286,7 +287,7 @@ class Plan:
         self._first_steps.append(self._first_steps[-1] + len(epoch))
 
     def _locate(self, step: int) -> tuple[int, int, np.ndarray]:
-        """Epoch, index in it, (tokens, sentence steps); an epoch's end is the next one's start."""
+        """Return epoch, index in it, (tokens, sentence steps); an epoch's end is the next one's start."""
         while self._first_steps[-1] < step:
             self._extend()
         epoch = bisect_right(self._first_steps, step) - 1
@@ -310,7 +311,7 @@ class Plan:
         return layout
 
     def _ramp(self, number: int, step: int, a: float, b: float) -> float:
-        """Return a line from a at the phase's first step, which is not after `step`, to b at the end of the run."""
+        """Return the value of a line from a at the phase's first step, not after `step`, to b at the end of the run."""
         if number not in self._phase_starts:
             phase = self.recipe.phases[number]
             first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))

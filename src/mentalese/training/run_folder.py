@@ -1,4 +1,4 @@
-"""A run's folder: what may be written there, what is there already, and what a result keeps of it."""
+"""A run's folder: checks before writing, its present content, and its result."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
 
 
 def init_weights(recipe: Recipe) -> str | None:
-    """Return a hash of the weights in `train.init`, where they are of a model that this library saved."""
+    """Return a hash of the weights in `train.init`, if a model that this library saved contains them."""
     weights = saved_about(recipe.train.init).get("weights") if recipe.train.init is not None else None
     return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
 
 
 def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
-    """Raise `InputError` if the run in `out`, whose facts are `before`, started from other weights than are there now.
+    """Raise `InputError` if the weights that the run in `out` started from, noted in `before`, have changed since.
 
-    Weights that have gone, and runs of versions that did not note them, are no reason to refuse.
+    Missing weights, and runs of versions that did not note them, are accepted.
     """
     noted, now = before.get("init_weights"), init_weights(recipe)
     if noted is not None and now not in (None, noted):
@@ -60,7 +60,7 @@ def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
 
 
 def _fingerprint(saved: dict[str, Any] | None) -> str | None:
-    """Return the fingerprint of a saved recipe, read first: another version may have written it in other words."""
+    """Return the fingerprint of a saved recipe, converted first: another version may have written other fields."""
     try:
         return Recipe.from_dict(saved).fingerprint() if saved else None
     except InputError:
@@ -95,10 +95,10 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
 
 @contextmanager
 def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iterator[None]:
-    """Make the folder, and keeps others from training in it while the block runs. Collective.
+    """Make the folder, and lock it against other processes while the block runs. Collective.
 
-    The lock goes with the process, however that ends. Systems without such locks (Windows, some network disks) keep
-    nobody out.
+    The lock ends with the process, however that ends. Systems without such locks (Windows, some network disks) keep no
+    process out.
 
     Raises:
         InputError: another process trains in `out`, or what `check_folder` raises; on all ranks.
@@ -109,7 +109,7 @@ def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iter
             try:
                 out.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(_locked(out))
-                check_folder(recipe, out, resume)  # again: another process may have been here since
+                check_folder(recipe, out, resume)  # again: another process may have written here since
             except InputError as refused:
                 error = refused
             except OSError as refused:
@@ -143,7 +143,7 @@ def _current(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(before: object, after: object, where: str = "") -> str:
-    """`"train.seed was 0 and is 1, ..."` for all that differs between two recipes."""
+    """Return `"train.seed was 0 and is 1, ..."` for all differences between two recipes."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
         return ", ".join(_changes(before.get(n), after.get(n), f"{where}.{n}".lstrip(".")) for n in names)
@@ -151,8 +151,9 @@ def _changes(before: object, after: object, where: str = "") -> str:
 
 
 def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """The learning curve: training loss and its part `ntp`, if a model measures that; at validations perplexity, for
-    questions also accuracy and stage.
+    """Return the learning curve: training loss and, if measured, its part `ntp`; at validations perplexity.
+
+    Validations of questions add accuracy and stage.
     """
     curve = []
     seconds = 0.0

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: kept until a step ends, or raised at once where nothing would be lost."""
+"""SIGINT and SIGTERM: kept until a step ends, or raised at once if nothing would be lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Stop(KeyboardInterrupt):
-    """A signal that came where work can be given up at once."""
+    """A signal that came while work could be stopped at once."""
 
     def __init__(self, signum: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class StopSignals:
         """Keep a signal, or raise it inside `at_once`."""
         self.first = self.first or signum
         if self._raises:
-            self._raises = False  # what cleans up is not interrupted again
+            self._raises = False  # cleaning up is not interrupted again
             raise Stop(signum)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The model that a run starts with: built, filled with the weights of `train.init`, and made ready to be trained."""
+"""The model at the start of a run: built, filled with the weights of `train.init`, and prepared for training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def start(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, parallel: Parallel
 ) -> tuple[LanguageModel, dict[str, int], LanguageModel | None]:
-    """Return the model that this process trains, its parameters, and what `wrap` fills it with.
+    """Return the model that this process trains, its parameters, and the model whose weights `wrap` copies into it.
 
-    If processes share the weights (FSDP2), rank 0 alone makes them and reads `train.init`, in its memory and not on a
-    GPU. The model is then on the meta device, on all ranks. Else each process makes its own, on its device.
+    If processes share the weights (FSDP2), only rank 0 makes them and reads `train.init`, in main memory. The model is
+    then on the meta device, on all ranks. Otherwise each process makes its own, on its device.
 
     Raises:
-        InputError: what `start_model` does, on all ranks.
+        InputError: `start_model` raises it, on all ranks.
     """
     if parallel.world_size == 1 or recipe.train.parallel == "ddp":
         model, parameters = start_model(recipe, tokenizer)
@@ -53,7 +53,7 @@ def start(
 
 
 def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[LanguageModel, dict[str, int]]:
-    """The model on the meta device, where it takes no memory, and its parameters, as `start_model` returns them."""
+    """Return the model on the meta device, without memory, and its parameters, as `start_model` does."""
     if recipe.train.init is not None:
         check_model(recipe.train.init)
     with torch.device("meta"):
@@ -66,10 +66,10 @@ def start_model(
     """Return the model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
 
     Args:
-        weights: read those of `train.init`; not needed to count.
+        weights: read the weights of `train.init`; not needed to count.
 
     Raises:
-        InputError: the model, its start, its adapters, its context or its phases are not what they should be.
+        InputError: the model, its start, its adapters, its context or its phases are invalid.
     """
     train = recipe.train
     model = build_model(recipe.model, tokenizer, train.seed)
@@ -91,14 +91,14 @@ def start_model(
 
 
 def check_phases(model: LanguageModel, recipe: Recipe) -> None:
-    """Raise `InputError` if a phase sets what the model's training does not have, or a value that it cannot be."""
-    known = model.training_settings()
+    """Raise `InputError` if a phase sets a setting that the model's training lacks, or a value out of its range."""
+    settings = model.training_settings()
     for name, value in (setting for phase in recipe.phases for setting in phase.model.items()):
-        if name not in known:
+        if name not in settings:
             raise InputError(
-                f"phases.model.{name}: {type(model).__name__} has no such training setting{nearest(name, known)}"
+                f"phases.model.{name}: {type(model).__name__} has no such training setting{nearest(name, settings)}"
             )
-        least, most = known[name]
+        least, most = settings[name]
         ends = value if isinstance(value, list | tuple) and len(value) == 2 else (value,)  # of a ramp
         if any(isinstance(end, bool) or not isinstance(end, int | float) or not least <= end <= most for end in ends):
             numbers = f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass
 class State:
-    """What a checkpoint keeps in addition to tensors; everything else follows from the step.
+    """The part of a checkpoint beside tensors; everything else follows from the step.
 
     Attributes:
-        stage: of the last validation; the bests are those of this stage.
+        stage: stage of the last validation; `best` and `best_nll` belong to it.
         best, best_nll: the recipe's metric and the likelihood at `best_step`.
         unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
         to_beat: the metric that early stopping compares with.
-        validation_due: the step's validation is still to be made.
+        validation_due: the step's validation has not been made yet.
     """
 
     step: int = 0

@@ -1,4 +1,4 @@
-"""Where a run's figures go: always `metrics.jsonl`, and any tracker the recipe names."""
+"""Destinations of a run's figures: always `metrics.jsonl`, and any tracker that the recipe names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Tracker(Protocol):
 
 
 class MetricsFile:
-    """`metrics.jsonl`: a JSON object with its checksum per line, flushed at once; a run that resumes cuts it back to
-    the checkpoint.
+    """`metrics.jsonl`: a JSON object with its checksum per line, flushed at once.
+
+    A run that resumes cuts the file back to the checkpoint.
     """
 
     def __init__(self, path: Path, resume_step: int) -> None:
-        kept = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
+        write_text(path, "".join(f"{line}\n" for line in lines))
         self.file = path.open("a")
 
     def log(self, metrics: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records of a `metrics.jsonl`, in order; raises `InputError` if one has changed since it was written."""
+    """Return all records of a `metrics.jsonl`, in order; raise `InputError` if one has changed since it was written."""
     return [record for _, record in _lines(path)]
 
 

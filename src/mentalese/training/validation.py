@@ -1,4 +1,4 @@
-"""Validations and the test of a run: their protocol at each step, and what is refused before training."""
+"""Validations and the test of a run: their protocol at each step, and checks before training."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Validation:
     """The validations and the test of a run.
 
     Args:
-        plan: of the run.
-        store: its text.
-        out: its folder.
+        plan: the run's plan.
+        store: the run's text.
+        out: the run's folder.
 
     Attributes:
         metric: the metric by which the best model is chosen.
@@ -87,7 +87,7 @@ class Validation:
         """Score a split; of questions also the answers, which are written to `out`.
 
         Args:
-            options: of `scoring.perplexity`.
+            options: options of `scoring.perplexity`.
         """
         split = self.store.splits[name]
         scores = saved.perplexity(split, show=show, **options)
@@ -99,7 +99,7 @@ class Validation:
         return SplitResult(scores, answers.metrics(), saved.layout.stage)
 
     def check(self, model: LanguageModel, show: bool) -> None:
-        """Refuse now, rather than after training, what evaluation would refuse."""
+        """Raise errors of evaluation now, before training."""
         for layout in self.layouts():
             saved = self.saved(model, layout)
             _ = saved.estimator  # raises
@@ -129,7 +129,7 @@ class Validation:
         check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
 
         def lengths(prompts: list[str]) -> list[int]:
-            """Tokens of each prompt in the layout that adds most to it."""
+            """Return the number of tokens of each prompt in the layout that adds most to it."""
             encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self.layouts()]
             return torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
 
@@ -141,8 +141,8 @@ class Validation:
                 f"{context}, use shorter ones"
             )
         if not prompts:
-            found = openings(self.store, self.tokenizer, TRIED, questions=recipe.layout.questions)
-            fitting = [pair for pair in zip(found, lengths(found)) if pair[1] < context][:SAMPLES]
+            prompts = openings(self.store, self.tokenizer, TRIED, questions=recipe.layout.questions)
+            fitting = [pair for pair in zip(prompts, lengths(prompts)) if pair[1] < context][:SAMPLES]
             prompts, taken = [prompt for prompt, _ in fitting], [length for _, length in fitting]
         if not prompts:
             raise InputError(

@@ -1,4 +1,4 @@
-"""Prompts to begin with: beginnings of documents that a model was tested on, and how these go on."""
+"""Prompts to begin with: beginnings of documents from a model's test split, and their continuations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABEL = 44  # characters
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt, and what follows it in its document: of a question the right answer."""
+    """A prompt, and its continuation in its document: for a question the right answer."""
 
     prompt: str
     rest: str
@@ -25,7 +25,7 @@ class Example:
 
     @property
     def label(self) -> str:
-        """A line that tells it from the others: how a question ends, how a text begins."""
+        """A line that distinguishes it from others: the end of a question, the beginning of a text."""
         line = " ".join(self.prompt.split())
         if len(line) <= _LABEL:
             return line
@@ -33,7 +33,7 @@ class Example:
 
 
 def examples(saved: Saved, count: int = 3) -> list[Example]:
-    """Prompts from the test split of the built-in source that the model was trained on; none for other sources."""
+    """Return prompts from the test split of the built-in source of the model's training; none for other sources."""
     if saved.recipe is None or not saved.data.source.startswith("builtin:"):
         return []
     found = []

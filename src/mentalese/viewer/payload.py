@@ -43,18 +43,18 @@ def payload(
     expected: str | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """What `mentalese.viewer.page.page` draws.
+    """Return the data that `mentalese.viewer.page.page` draws.
 
     Args:
         traces: of one model, or of two on the same text. For the tokens that both read after the same ones, each gets
             the score `gain`: the other's surprisal minus its own. `note` says how many tokens these are.
-        names: of the models; default: their types.
-        control: what was done to the thoughts of the second trace, whose model is the first one's: `removed`, `noisy`.
-        parameters: of the models, if known.
-        text: that was read; `None`: the first trace's tokens.
-        expected: the right answer to the question that the text is; each trace's own one is compared with it, see
+        names: names of the models; default: their types.
+        control: the control of the second trace, whose model is the first one's: `removed`, `noisy`.
+        parameters: parameter counts of the models, if known.
+        text: the text of the traces; `None`: the first trace's tokens.
+        expected: the right answer to the question in the text; each trace's own answer is compared with it, see
             `mentalese.evaluation.answer_rule.final_answer`.
-        command: that made the page.
+        command: the command that made the page.
     """
     names = names or [trace.model for trace in traces]
     short = short_names(names)
@@ -85,7 +85,7 @@ def payload(
 
 
 def _about(thoughts: str, control: str | None) -> str:
-    """What a model's thoughts are, and what it reads in their place."""
+    """Describe a model's thoughts, and their replacement under a control."""
     if control is None:
         return thoughts
     return f"{thoughts} This model reads {_READ_INSTEAD[control]} (thought_control={control})."
@@ -168,7 +168,7 @@ def _text(trace: ThoughtTrace, token: int) -> str:
 
 
 def _edges(link: Tensor) -> list[list[float]]:
-    """[i, j, weight] of the strongest links between different thoughts."""
+    """Return [i, j, weight] of the strongest links between different thoughts."""
     link = link.float().clone().fill_diagonal_(0)
     if not len(link):
         return []
@@ -224,7 +224,7 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], cont
 
 
 def _no_likelihood(trace: dict[str, Any]) -> bool:
-    """Return whether the surprisal of a trace, as it is drawn, is something else than every model's."""
+    """Test if the surprisal of a trace, as it is drawn, is not the autoregressive one of other models."""
     return bool(trace["scores"]["surprisal"]["about"] != SHOWN["surprisal"].about)
 
 

@@ -85,7 +85,7 @@ class Knob:
 
 
 def sampling_knobs(saved: Saved) -> list[Knob]:
-    """How tokens are sampled, and how many."""
+    """Return knobs for the sampling and the number of tokens."""
     own = saved.model.generation_config
     room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
@@ -109,7 +109,7 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
 
 
 def thought_knobs(saved: Saved) -> list[Knob]:
-    """How much the model thinks, as far as that can be set at inference."""
+    """Return knobs for the amount of thinking, as far as it can be set at inference."""
     config, knobs = saved.model.config, []
     if (own := saved.layout.asked().get("latents")) is not None:
         knobs.append(Knob("latents", "Latent thoughts", "after the question", own, 0, max(2 * own, 12)))
@@ -126,7 +126,7 @@ def thought_knobs(saved: Saved) -> list[Knob]:
 
 
 class Player:
-    """One model, and the texts that it is asked for."""
+    """A model, and the texts that the page requests from it."""
 
     def __init__(self, saved: Saved) -> None:
         self.saved = saved
@@ -160,7 +160,7 @@ class Player:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """Prompts from the model's own data, where they are known; made at the first use, which takes seconds."""
+        """Prompts from the model's own data, if it is known; made at the first use, which takes seconds."""
         return examples(self.saved, _EXAMPLES)
 
     def write(
@@ -210,7 +210,7 @@ class Player:
         return dataclasses.replace(saved, model=model)
 
     def thoughts(self, options: GenerateOptions, written: str) -> ThoughtTrace:
-        """What the model thinks of a text that it wrote, or of a question and its own answer."""
+        """Return the model's thoughts about a text that it wrote, or about a question and its own answer."""
         saved = self._asked(options)
         if not saved.layout.questions:
             return saved.think(written, **self._steps(options))
@@ -254,7 +254,7 @@ _FEED = """watch('value', () => {
 
 
 class _Looks:
-    """How the traces of a growing text reach the page: the first makes the frame, the others are sent to it."""
+    """Traces of a growing text on their way to the page: the first makes the frame, later ones are sent to it."""
 
     def __init__(self, player: Player, prompt: str) -> None:
         self.player, self.prompt = player, prompt
@@ -309,9 +309,9 @@ def build(player: Player) -> gr.Blocks:
             stops[request.session_hash].set()
 
     def offer() -> list[Any]:
-        found = player.examples
-        buttons = [gr.update(value=one.label, visible=True) for one in found]
-        return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(found))]
+        examples = player.examples
+        buttons = [gr.update(value=one.label, visible=True) for one in examples]
+        return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(examples))]
 
     hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=f"{player.saved.path} · mentalese", analytics_enabled=False, fill_width=True) as page:
@@ -355,7 +355,7 @@ def _about(player: Player) -> str:
 
 
 def _rest(example: Example | None) -> str:
-    """How an example goes on in its document, next to what the model writes."""
+    """Return the continuation of an example in its document, next to the model's text."""
     words = "" if example is None else "The right answer: " if example.question else "The data go on: "
     return f'<p class="rest">{words}<b>{escape("" if example is None else example.rest)}</b></p>'
 

@@ -1,4 +1,4 @@
-"""From a text to the page of what one or two models think of it."""
+"""The page of one or two models' thoughts about a text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def think_page(
     Args:
         against: another model, which reads the text without `options`; or the same one under a `thought_control`, with
             them.
-        answer: the right one, if the text is a question: the page says whether the model's own is.
+        answer: the right answer, if the text is a question: the page shows if the model's own is right.
         command: the command that made the page, shown on it.
-        options: as `Saved.think` has them.
+        options: options of `Saved.think`.
 
     Raises:
-        InputError: what `Saved.think` refuses; the message names the model. An answer, if no model is asked.
+        InputError: `Saved.think` raises it; the message names the model. Or there is an `answer` without a question.
     """
     models = [saved] if against is None else [saved, against]
     if answer is not None and not any(model.layout.questions for model in models):
@@ -47,5 +47,7 @@ def think_page(
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]
     names = model_names([model.path for model in (models[:1] if control else models)])
-    shown = payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
-    return page(shown)
+    contents = payload(
+        traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command
+    )
+    return page(contents)
