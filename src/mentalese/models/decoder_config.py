@@ -93,7 +93,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     Attributes:
         backbone: a Hugging Face decoder: its `model_type` and the fields of its config. Sizes are the backbone's,
-            vocabulary and special tokens those of this config.
+            vocabulary and special tokens this config's.
         hidden_size, num_hidden_layers, num_attention_heads, tie_word_embeddings, initializer_range: the backbone's;
             another value is refused.
     """

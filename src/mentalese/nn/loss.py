@@ -60,7 +60,7 @@ def linear_cross_entropy(
 def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, chunk_size: int | None = None) -> Tensor:
     """Return each target's negative log-likelihood in nats, float32 [n], 0 where it is -100. Not differentiable.
 
-    Arguments are those of `linear_cross_entropy`.
+    Takes the arguments of `linear_cross_entropy`.
     """
     if isinstance(weight, nn.Module):
         return module_nll(hidden, weight, targets, chunk_size=chunk_size)

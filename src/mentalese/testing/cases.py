@@ -23,10 +23,10 @@ from mentalese.training.plan import Plan
 
 TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 2e-5}
 ROUGH: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-3}  # after an inner optimisation
-# The published Thoughtbubbles lets later tokens decide about the streams of earlier ones; what needs causality is asked
-# of its causal selection.
+# In the published Thoughtbubbles later tokens decide about the streams of earlier ones; tests of causality use its
+# causal selection.
 NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
-# What training draws at each step, and scores do not: settings under which it draws nothing.
+# Settings under which training draws nothing at random at each step, as scores do.
 DRAWN: dict[str, dict[str, Any]] = {"looped/tiny": {"turns": 1}}
 # Other ways through a family's code than its `tiny` recipe takes.
 MODES = (

@@ -1,4 +1,4 @@
-"""Training and evaluation agree about what a token may see."""
+"""Agreement of training and evaluation about the tokens that a token may see."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHARES = (1, 2, 4)
 
 
 def test_a_training_loss_sees_no_later_token(causal: Case) -> None:
-    """However few rows a micro-batch has: what a row's targets cost does not change with the tokens after them."""
+    """Check that the cost of a row's targets does not depend on later tokens, however few rows a micro-batch has."""
     _skip_bounds(causal)
     batch, model = causal.batch(), causal.model.train()
     targets = _targets(causal, batch)
@@ -32,7 +32,7 @@ def test_a_training_loss_sees_no_later_token(causal: Case) -> None:
 
 
 def test_a_rows_training_loss_is_its_score_whatever_rows_it_is_trained_with(causal: Case) -> None:
-    """So micro-batches and ranks add up to the whole batch, and a model is trained on what it is scored by."""
+    """Check that micro-batches and ranks add up to the whole batch, and that the training loss is the score."""
     _skip_bounds(causal)
     batch, model = causal.batch(), causal.model
     for name, value in DRAWN.get(causal.recipe.name, {}).items():
@@ -57,7 +57,7 @@ def _skip_bounds(case: Case) -> None:
 
 
 def _targets(case: Case, batch: Batch) -> list[int]:
-    """Columns of the first row's targets that are text."""
+    """Return the columns of the first row's targets that are text."""
     special = set(special_token_ids(case.tokenizer).values())
     row = zip(batch["input_ids"][0].tolist(), batch["labels"][0].tolist())
     return [column for column, (token, label) in enumerate(row) if label != IGNORED and token not in special][1:]
@@ -71,7 +71,7 @@ def _with_another_token(case: Case, batch: Batch, column: int) -> torch.Tensor:
 
 
 def _first_row_until(batch: Batch, column: int) -> Batch:
-    """Return the batch with no targets but those of the first row before a column."""
+    """Return the batch with only the first row's targets before a column."""
     labels = torch.full_like(batch["labels"], IGNORED)
     labels[0, :column] = batch["labels"][0, :column]
     return batch | {"labels": labels}
@@ -83,6 +83,6 @@ def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
     torch.manual_seed(0)
     model.before_step(0)
     output = model.training_loss({name: rows[::share] for name, rows in batch.items()})
-    # What else is trained beside the next token may look ahead: its targets are later tokens.
+    # Other training objectives than the next token may look ahead: their targets are later tokens.
     ntp = next((output.metrics[name] for name in ("ntp", "nll") if name in output.metrics), output.loss)
     return ntp * output.weight

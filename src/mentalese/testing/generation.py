@@ -58,8 +58,8 @@ def test_decoding_by_hand_equals_generate(causal: Case, name: str) -> None:
     mask = inputs["attention_mask"]
     with torch.no_grad():
         # Thoughts that `generate` infers from the prompt are an argument of a plain call.
-        given = _inferred(causal, inputs)
-        output = model(inputs["input_ids"], attention_mask=mask, position_ids=_positions(mask), **given)
+        thoughts = _inferred(causal, inputs)
+        output = model(inputs["input_ids"], attention_mask=mask, position_ids=_positions(mask), **thoughts)
         for step in range(tokens.shape[1]):
             torch.testing.assert_close(output.logits[:, -1], logits[:, step], **TOLERANCE)
             assert name in output
@@ -78,11 +78,11 @@ def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> Non
     whole = torch.cat((ids, tokens), dim=1)
     whole_mask = torch.nn.functional.pad(mask, (0, tokens.shape[1]), value=1)
     with torch.no_grad():
-        given = _inferred(causal, inputs)
+        thoughts = _inferred(causal, inputs)
         at_once = model(
-            whole, attention_mask=whole_mask, position_ids=_positions(whole_mask), use_cache=False, **given
+            whole, attention_mask=whole_mask, position_ids=_positions(whole_mask), use_cache=False, **thoughts
         ).logits
-        output = model(ids, attention_mask=mask, position_ids=_positions(mask), **given)
+        output = model(ids, attention_mask=mask, position_ids=_positions(mask), **thoughts)
         for column in range(ids.shape[1], whole.shape[1]):
             torch.testing.assert_close(output.logits[:, -1], at_once[:, column - 1], **TOLERANCE)
             mask = whole_mask[:, : column + 1]
@@ -95,7 +95,7 @@ def test_decoding_by_hand_equals_one_call_on_the_whole_text(causal: Case) -> Non
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
-    """Positions, which transformers' own models need if rows are padded."""
+    """Return positions, which transformers' own models need if rows are padded."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 

@@ -18,13 +18,13 @@ def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     batch = case.batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATES.get(case.recipe.name, 3e-3))
     torch.manual_seed(0)
-    # Masks hide other words at each step: what is learnt of a row takes longer, and one loss says little.
+    # Masks hide other words at each step: learning a row takes longer, and one loss is a weak measure.
     steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
     steps = STEPS_BY_HEART.get(case.recipe.name, steps)
     losses: list[float] = []
     while len(losses) < steps and not _is_learnt(losses, share, averaged):
         output = model.training_loss(batch)
-        # What else is trained beside the next token (quantisation) follows it, and is no measure of what was learnt.
+        # Other objectives (quantisation) follow the next token's, and do not measure what was learnt.
         losses.append(output.metrics.get("ntp", output.loss).item())
         output.loss.backward()
         optimizer.step()

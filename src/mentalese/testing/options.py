@@ -59,13 +59,13 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
 
 
 def idle_options(kind: str) -> dict[str, Any]:
-    """Reasons why fields of a model type or a layout are idle, or the settings that they need to have an effect."""
+    """Return reasons why fields of a model type or a layout are idle, or the settings that they need for an effect."""
     own = [family.idle_options.get(kind, {}) for family in families().values()]
     return {name: why for options in own for name, why in options.items()}
 
 
 def _others(case: Case, fields: dict[str, Any], field: ConfigField) -> list[Any]:
-    """Other values of a field's type; the class's default is one of them."""
+    """Return other values of a field's type, including the class's default."""
     now = getattr(build_config(fields, case.tokenizer), field.name)
     has_default = field.default not in (MISSING, None) and not isinstance(field.default, tuple)
     values = [field.default] if has_default and field.default != now else []
@@ -73,7 +73,7 @@ def _others(case: Case, fields: dict[str, Any], field: ConfigField) -> list[Any]
 
 
 def others(hint: Any, now: Any) -> list[Any]:
-    """Other values of a type than the one that it has now."""
+    """Return other values of a type than the present one."""
     values: list[Any] = []
     for kind in members(hint):
         origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -108,7 +108,7 @@ def _same(left: Observed, right: Observed) -> bool:
 
 
 def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[Observed]:
-    """Yield what a model of these fields has and computes."""
+    """Yield the properties and results of a model with these fields."""
     model: Any = build_model(fields, case.tokenizer, seed=0).to(DEVICE)
     context = torch.tensor(context_length(model.config) or 0)
     yield {"context": context} | {name: value.clone() for name, value in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Small versions of recipes, runs in processes of their own, and what a run's folder contains."""
+"""Small versions of recipes, runs in separate processes, and the contents of a run's folder."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def quiet_run(recipe: Recipe, folder: Path) -> Run:
 
 
 def rotary_flops(counter: FlopCounterMode) -> int:
-    """FLOPs of the angles of rotary positions in older versions of transformers, which are in no formula."""
+    """Return the FLOPs of the angles of rotary positions in older versions of transformers, which are in no formula."""
     counts = counter.get_flop_counts()
     return sum(sum(counts[name].values()) for name in counts if name.endswith(".rotary_emb"))
 
@@ -155,7 +155,7 @@ def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
     return read_json(out / "result.json")
 
 
-# -- what a run's folder holds -----------------------------------------------------------------------------------------
+# -- contents of a run's folder ----------------------------------------------------------------------------------------
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
@@ -180,7 +180,7 @@ def checkpoint(out: Path) -> dict[str, Tensor]:
     reader = dcp.FileSystemReader(out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08}")
     stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
-    with warnings.catch_warnings(action="ignore"):  # it says that there is but one process
+    with warnings.catch_warnings(action="ignore"):  # it reports that there is only one process
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 

@@ -19,7 +19,7 @@ from mentalese.models.base import class_of
 from mentalese.testing.cases import Case
 from mentalese.testing.runs import DEVICE
 
-# Each child starts where nothing of ours has been imported.
+# Each child starts without any import of this library.
 _OPENER = """
 import os, sys, traceback
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_saved_model_opens_with_the_auto_class_and_predicts_the_same(case: Cas
 
 
 def test_a_saved_model_opens_without_naming_the_package(case: Case, tmp_path: Path, opener: Opener) -> None:
-    """In a process of its own, by `trust_remote_code=True`, where only transformers is imported."""
+    """Check in a separate process, by `trust_remote_code=True`, where only transformers is imported."""
     case.model.save_pretrained(tmp_path / "model")
     ids = case.batch()["input_ids"][:1, :8]
     torch.save(ids.cpu(), tmp_path / "ids.pt")

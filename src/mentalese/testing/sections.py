@@ -63,7 +63,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "evaluation.answer_tokens": {"evaluation": {"metric": "accuracy"}},
 }
 """The settings of other fields that one needs to have an effect; a layout may refuse them. The least gain that counts
-stays where patience is taken away, as `compare` does; the length of an answer is that of `mentalese answer` too."""
+stays where patience is removed, as `compare` does; `mentalese answer` uses the length of an answer too."""
 
 VALUES: dict[str, list[Any]] = {
     "layout.sequence_length": [8],
@@ -134,7 +134,7 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
     """Look at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
 
     def plan(recipe: Recipe) -> Any:
-        """Return the length of the run, and what its first steps train on."""
+        """Return the length of the run, and the batches of its first steps."""
         made = Plan(case.plan.split, recipe, case.tokenizer)
         shares = product(range(STEPS), range(recipe.train.gradient_accumulation_steps))
         batches = [made.batch(step, micro=micro) for step, micro in shares]
@@ -157,7 +157,7 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
         return scored, ask(saved, case.plan.split).records if recipe.evaluation.metric == "accuracy" else None
 
     def course(recipe: Recipe) -> Any:
-        """Return the steps of a short run, and those that were validated."""
+        """Return the steps of a short run, and its validated steps."""
         out = folder / recipe.fingerprint()
         short = change(recipe, {"train": {"steps": STEPS + 1}, "evaluation": {"max_documents": 1}})
         run = Unsaved(short, out, setup("cpu"), show=False)

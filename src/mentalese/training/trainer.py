@@ -31,7 +31,7 @@ DECIDED = (
     "gradient_accumulation_steps", "gradient_checkpointing", "torch_compile", "bf16", "fp16", "seed", "data_seed",
     "optim", "optim_args", "label_smoothing_factor", "neftune_noise_alpha", "ignore_data_skip", "fsdp", "deepspeed",
 )  # fmt: skip
-"""Arguments that are refused, because the recipe decides or there is no such thing: docs/training.md lists them."""
+"""Arguments that are refused, because the recipe decides them or they do not apply: docs/training.md lists them."""
 
 
 class MicroBatches(Dataset[Batch]):
@@ -133,7 +133,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
 
 
 def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
-    """Return the arguments with what the recipe decides; raise `InputError` for what is refused."""
+    """Return the arguments with the recipe's values; raise `InputError` for refused ones."""
     plain, train = TrainingArguments(args.output_dir), recipe.train
     refused = [(f"args.{name}", getattr(args, name), getattr(plain, name)) for name in DECIDED]
     refused += [(f"train.{name}", getattr(train, name), None) for name in ("lora_rank", "early_stopping_patience")]

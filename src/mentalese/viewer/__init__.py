@@ -1,4 +1,4 @@
-"""What a model thought of a text, as one page that needs nothing else."""
+"""A model's thoughts about a text, as one self-contained page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model thought about a text, as one HTML page: its script draws a panel for each kind of data in a trace."""
+"""A model's thoughts about a text, as one HTML page: its script draws a panel for each kind of data in a trace."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, An
 
 
 def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str, Any]:
-    """Return the text from the token `start` on, and whether it is right; `None` without a right answer."""
+    """Return the text from the token `start` on and its correctness; `None` without a right answer."""
     pairs = zip(trace.tokens[written:], trace.special[written:])
     text = "".join(token for token, special in pairs if not special).strip()
     own, wanted = final_answer(text), None if expected is None else final_answer(f"### {expected}")
@@ -150,7 +150,7 @@ def _model_class(model_type: str) -> type[LanguageModel]:
 
 
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
-    """Return the words for a name: its own, those of its stem (`streams.` for `streams.3`), or the name itself."""
+    """Return the words for a name: its own, its stem's (`streams.` for `streams.3`), or the name itself."""
     stem, dot, rest = key.partition(".")
     if key in words or stem + dot not in words or not dot:
         return words.get(key, Shown(key.replace("_", " ")))

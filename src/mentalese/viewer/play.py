@@ -262,7 +262,7 @@ class _Looks:
         self.framed = False
 
     def shown(self) -> tuple[Any, Any]:
-        """Return the frame, and what is sent to it, of the latest trace."""
+        """Return the frame and the message to it for the latest trace."""
         if not self.seen:
             return gr.skip(), gr.skip()
         drawn = self.player.drawn(self.seen[-1], self.prompt)
@@ -437,7 +437,7 @@ class OwnRequests:
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
-    """Serve the page in a thread of its own until `page.close()`; returns its address."""
+    """Serve the page in a separate thread until `page.close()`; return its address."""
     font = [gr.themes.Font(name) for name in ("system-ui", "sans-serif")]
     mono = [gr.themes.Font(name) for name in ("ui-monospace", "monospace")]
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=font, font_mono=mono)
