@@ -140,10 +140,10 @@ def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal:
     assert torch.equal(tokens, tokens_grown)
     torch.testing.assert_close(logits, logits_grown, **TOLERANCE)
     for options in ({"num_beams": 3, "do_sample": False}, {"do_sample": True, "num_return_sequences": 2}):
-        found = []
+        outputs = []
         for kind in ("static", None):
             torch.manual_seed(0)
-            found.append(
+            outputs.append(
                 model.generate(
                     inputs["input_ids"],
                     attention_mask=inputs["attention_mask"],
@@ -153,4 +153,4 @@ def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal:
                     **options,
                 )
             )
-        assert torch.equal(*found), options
+        assert torch.equal(*outputs), options

@@ -60,8 +60,8 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
 
 def idle_options(kind: str) -> dict[str, Any]:
     """Return reasons why fields of a model type or a layout are idle, or the settings that they need for an effect."""
-    own = [family.idle_options.get(kind, {}) for family in families().values()]
-    return {name: why for options in own for name, why in options.items()}
+    reasons = [family.idle_options.get(kind, {}) for family in families().values()]
+    return {name: why for options in reasons for name, why in options.items()}
 
 
 def _others(case: Case, fields: dict[str, Any], field: ConfigField) -> list[Any]:

@@ -135,10 +135,10 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
 
     def plan(recipe: Recipe) -> Any:
         """Return the length of the run, and the batches of its first steps."""
-        made = Plan(case.plan.split, recipe, case.tokenizer)
+        schedule = Plan(case.plan.split, recipe, case.tokenizer)
         shares = product(range(STEPS), range(recipe.train.gradient_accumulation_steps))
-        batches = [made.batch(step, micro=micro) for step, micro in shares]
-        return made.total_steps, [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
+        batches = [schedule.batch(step, micro=micro) for step, micro in shares]
+        return schedule.total_steps, [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
 
     def steps(recipe: Recipe) -> Any:
         """Return the losses of the first steps, and the weights after them."""

@@ -70,18 +70,18 @@ def test_a_latent_thought_model_shows_its_thoughts_and_they_are_kept_as_they_are
 
 def _assert_same(trace: ThoughtTrace, expected: ThoughtTrace) -> None:
     for name, value in vars(expected).items():
-        found, value = getattr(trace, name), value.cpu() if isinstance(value, torch.Tensor) else value
+        result, value = getattr(trace, name), value.cpu() if isinstance(value, torch.Tensor) else value
         if name == "thoughts":
-            for thought, other in zip(found, value, strict=True):
+            for thought, other in zip(result, value, strict=True):
                 assert torch.equal(thought.vector, other.vector.cpu())
                 rest = [{k: v for k, v in vars(t).items() if k != "vector"} for t in (thought, other)]
                 assert rest[0] == rest[1]
         elif isinstance(value, dict) and name != "vocabulary":
-            assert list(found) == list(value)
+            assert list(result) == list(value)
             for key, tensor in value.items():
-                torch.testing.assert_close(found[key], tensor.cpu(), atol=0, rtol=0, equal_nan=True)
+                torch.testing.assert_close(result[key], tensor.cpu(), atol=0, rtol=0, equal_nan=True)
         else:
-            assert found is value or bool((torch.as_tensor(found == value)).all()), name
+            assert result is value or bool((torch.as_tensor(result == value)).all()), name
 
 
 def test_a_trace_is_the_same_behind_padding(case: Case) -> None:

@@ -77,8 +77,8 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Raise `InputError` if `out` contains something that this run would destroy."""
     check_folder_place(out, "--out")
     path = out / "config.json"
-    own = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
-    if not out.is_dir() or all(found.name in own for found in out.iterdir()):
+    leftovers = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
+    if not out.is_dir() or all(entry.name in leftovers for entry in out.iterdir()):
         return
     if not path.is_file():
         raise InputError(f"--out is {str(out)!r}, which is not empty and contains no run: use another folder")

@@ -36,14 +36,14 @@ def examples(saved: Saved, count: int = 3) -> list[Example]:
     """Return prompts from the test split of the built-in source of the model's training; none for other sources."""
     if saved.recipe is None or not saved.data.source.startswith("builtin:"):
         return []
-    found = []
+    prompts = []
     source = opened_source(saved.data)
     for document in islice(source.documents("test"), count):
         if saved.layout.questions and document.segments:
-            found.append(Example(document.segments[0].strip(), final_answer(document.segments[-1]), True))
+            prompts.append(Example(document.segments[0].strip(), final_answer(document.segments[-1]), True))
         else:
-            found.append(_beginning(document.text))
-    return found
+            prompts.append(_beginning(document.text))
+    return prompts
 
 
 def _beginning(text: str) -> Example:

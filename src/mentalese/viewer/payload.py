@@ -135,9 +135,9 @@ def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str
     """Return the text from the token `start` on and its correctness; `None` without a right answer."""
     pairs = zip(trace.tokens[written:], trace.special[written:])
     text = "".join(token for token, special in pairs if not special).strip()
-    own, wanted = final_answer(text), None if expected is None else final_answer(f"### {expected}")
-    return {"start": written, "text": text, "answer": own, "expected": wanted,
-            "right": None if wanted is None else AnswerRule.of("", [wanted]).equal(own, wanted)}  # fmt: skip
+    answer, right = final_answer(text), None if expected is None else final_answer(f"### {expected}")
+    return {"start": written, "text": text, "answer": answer, "expected": right,
+            "right": None if right is None else AnswerRule.of("", [right]).equal(answer, right)}  # fmt: skip
 
 
 def _model_class(model_type: str) -> type[LanguageModel]:
@@ -154,13 +154,15 @@ def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
     stem, dot, rest = key.partition(".")
     if key in words or stem + dot not in words or not dot:
         return words.get(key, Shown(key.replace("_", " ")))
-    shown = words[stem + dot]
-    return Shown(shown.title.format(rest), shown.about.format(rest), shown.unit, shown.along)
+    words_of_stem = words[stem + dot]
+    return Shown(
+        words_of_stem.title.format(rest), words_of_stem.about.format(rest), words_of_stem.unit, words_of_stem.along
+    )
 
 
 def _described(key: str, words: Mapping[str, Shown], *more: str) -> dict[str, str]:
-    shown = _shown(key, words)
-    return {name: getattr(shown, name) for name in ("title", "about", *more)}
+    words_of_key = _shown(key, words)
+    return {name: getattr(words_of_key, name) for name in ("title", "about", *more)}
 
 
 def _text(trace: ThoughtTrace, token: int) -> str:
@@ -203,15 +205,15 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], cont
         for trace in drawn
         if _no_likelihood(trace)
     ]
-    for own, other in ((0, 1), (1, 0)):
-        values = torch.full(traces[own].input_ids.shape, math.nan)
-        values[places[own].cpu()] = surprisals[other] - surprisals[own]
+    for index, other in ((0, 1), (1, 0)):
+        values = torch.full(traces[index].input_ids.shape, math.nan)
+        values[places[index].cpu()] = surprisals[other] - surprisals[index]
         name = drawn[other]["short"]
         title, about = f"gain over {name}", f"Surprisal of {name} minus that of this model on the same text: "
         if control:
-            title, about = f"gain {drawn[own]['short']}", f"Surprisal {name} minus that {drawn[own]['short']}: "
+            title, about = f"gain {drawn[index]['short']}", f"Surprisal {name} minus that {drawn[index]['short']}: "
         about += f"below zero, it is lower {name}." if control else f"below zero, {name} is better."
-        drawn[own]["scores"]["gain"] = {
+        drawn[index]["scores"]["gain"] = {
             "title": title,
             "unit": "nats",
             "about": " ".join([about, *unlike]),

@@ -86,10 +86,10 @@ class Knob:
 
 def sampling_knobs(saved: Saved) -> list[Knob]:
     """Return knobs for the sampling and the number of tokens."""
-    own = saved.model.generation_config
+    settings = saved.model.generation_config
     room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
-    sampled = float(own.temperature or 1.0) if own.do_sample else 0.0
+    sampled = float(settings.temperature or 1.0) if settings.do_sample else 0.0
     temperature = 0.0 if saved.layout.questions else sampled or 0.8  # greedy texts repeat themselves
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
@@ -98,12 +98,12 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
             "top_p",
             "Top-p",
             "the most likely tokens with this total probability",
-            float(own.top_p or 1.0),
+            float(settings.top_p or 1.0),
             0.05,
             1,
             0.05,
         ),
-        Knob("top_k", "Top-k", "only the K most likely tokens", own.top_k or _TOP_K, 1),
+        Knob("top_k", "Top-k", "only the K most likely tokens", settings.top_k or _TOP_K, 1),
         Knob("seed", "Seed", "the same seed gives the same text", GenerateOptions.seed, 0),
     ]
 
@@ -111,8 +111,8 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
 def thought_knobs(saved: Saved) -> list[Knob]:
     """Return knobs for the amount of thinking, as far as it can be set at inference."""
     config, knobs = saved.model.config, []
-    if (own := saved.layout.asked().get("latents")) is not None:
-        knobs.append(Knob("latents", "Latent thoughts", "after the question", own, 0, max(2 * own, 12)))
+    if (latents := saved.layout.asked().get("latents")) is not None:
+        knobs.append(Knob("latents", "Latent thoughts", "after the question", latents, 0, max(2 * latents, 12)))
     takes = inspect.signature(saved.model.generate).parameters
     if "fast_steps" in takes and config.num_latents and config.inference != "amortised":
         steps = "gradient steps on the thoughts of a text"
@@ -140,12 +140,14 @@ class Player:
         """
         at = {knob.name: knob.own if value is None else value for knob, value in zip(self.knobs, values, strict=True)}
         changed = [knob for knob in self.knobs if at[knob.name] != knob.own]
-        given: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
-        given["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
+        settings: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
+        settings["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
         if at["temperature"] == 0:  # nothing is sampled
-            given = {name: value for name, value in given.items() if name not in ("temperature", "top_p", "top_k")}
-            given["greedy"] = bool(self.saved.model.generation_config.do_sample)
-        return GenerateOptions(prompt=(prompt,), **given)
+            settings = {
+                name: value for name, value in settings.items() if name not in ("temperature", "top_p", "top_k")
+            }
+            settings["greedy"] = bool(self.saved.model.generation_config.do_sample)
+        return GenerateOptions(prompt=(prompt,), **settings)
 
     def command(self, options: GenerateOptions) -> str:
         """Return the command line for the same text."""
@@ -234,8 +236,8 @@ class Player:
 
     def drawn(self, trace: ThoughtTrace, prompt: str) -> dict[str, Any]:
         """Return a trace as the page of thoughts draws it."""
-        size, known = count_parameters(self.saved.model)["total"], self.known(prompt)
-        expected = known.rest if known is not None and known.question else None
+        size, example = count_parameters(self.saved.model)["total"], self.known(prompt)
+        expected = example.rest if example is not None and example.question else None
         return payload([trace], names=model_names([self.saved.path]), parameters=[size], expected=expected)
 
 
@@ -282,14 +284,14 @@ def build(player: Player) -> gr.Blocks:
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
-        given, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
+        typed, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
         looks, rest, command = _Looks(player, prompt), _rest(player.known(prompt)), player.command(options)
-        yield _text(given, given), _status("Thinking …"), _NONE_YET, "", rest, command
+        yield _text(typed, typed), _status("Thinking …"), _NONE_YET, "", rest, command
         try:
             if not stopped.is_set():
                 with closing(player.write(options, stopped, looks.seen.append)) as texts:  # stops if the reader leaves
                     for written in texts:
-                        yield _text(given, written), _status("Writing …"), *looks.shown(), same, same
+                        yield _text(typed, written), _status("Writing …"), *looks.shown(), same, same
             end = "Stopped." if stopped.is_set() else ""
             if written:
                 looks.seen.append(player.thoughts(options, written))
@@ -335,9 +337,9 @@ def build(player: Player) -> gr.Blocks:
         page.load(offer, outputs=offers, **hidden)
         for number, button in enumerate(offers):
             button.click(lambda number=number: player.examples[number].prompt, outputs=prompt, **hidden)
-        asked = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, status], queue=False, **hidden)
+        request = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, status], queue=False, **hidden)
         outputs = [text, status, frame, feed, rest, command]
-        answered = asked.then(answer, [prompt, *knobs], outputs, concurrency_limit=1, **hidden)
+        answered = request.then(answer, [prompt, *knobs], outputs, concurrency_limit=1, **hidden)
         answered.then(end, outputs=[go, halt], queue=False, **hidden)
         halt.click(stop, queue=False, **hidden)
     return page
@@ -362,9 +364,9 @@ def _rest(example: Example | None) -> str:
 
 def _text(given: str, written: str) -> str:
     """Return a text; `given` is what the reader typed."""
-    own = given if written.startswith(given) else ""  # masks inside it are filled in
-    new = escape(written[len(own) :])
-    return f'<section class="text" aria-label="Text"><span class="given">{escape(own)}</span>{new}</section>'
+    prompt = given if written.startswith(given) else ""  # masks inside it are filled in
+    new = escape(written[len(prompt) :])
+    return f'<section class="text" aria-label="Text"><span class="given">{escape(prompt)}</span>{new}</section>'
 
 
 def _status(sentence: str, *, error: bool = False) -> str:

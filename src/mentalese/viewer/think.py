@@ -21,7 +21,7 @@ def think_page(
     command: str = "",
     **options: Any,
 ) -> str:
-    """Return the page of what a model thinks of a text, next to what another one does.
+    """Return the page of a model's thoughts about a text, next to another model's thoughts.
 
     Args:
         against: another model, which reads the text without `options`; or the same one under a `thought_control`, with
