@@ -52,16 +52,16 @@ def train(
 
     if not isinstance(recipe, str | Path | Recipe):
         raise InputError(f"recipe is of type {type(recipe).__name__}: use a recipe, its name or a file")
-    wanted = recipe if isinstance(recipe, Recipe) else open_recipe(recipe)
+    final_recipe = recipe if isinstance(recipe, Recipe) else open_recipe(recipe)
     if data is not None:
         for setting in settings:
             if isinstance(setting, str) and setting.startswith("data.source="):
                 raise InputError(f"{setting!r} is set, and data is set too: set one of them")
-        text = dataclasses.replace(wanted.data, **AS_IT_IS | {"source": as_source(data)})
-        wanted = dataclasses.replace(wanted, data=text)
-    wanted = override(wanted, *settings)
-    folder = Path("runs") / wanted.name.replace("/", "-") if out is None else as_path(out, "out")
-    run(wanted, folder, resume=resume, show=show)
+        text = dataclasses.replace(final_recipe.data, **AS_IT_IS | {"source": as_source(data)})
+        final_recipe = dataclasses.replace(final_recipe, data=text)
+    final_recipe = override(final_recipe, *settings)
+    folder = Path("runs") / final_recipe.name.replace("/", "-") if out is None else as_path(out, "out")
+    run(final_recipe, folder, resume=resume, show=show)
     return load(folder)
 
 
@@ -98,10 +98,10 @@ def evaluate(
     """
     from mentalese.evaluation import measures
 
-    wanted = EvaluationOptions(**_with_source(options, data), tasks=cast(Any, tasks))
+    all_options = EvaluationOptions(**_with_source(options, data), tasks=cast(Any, tasks))
     place = _place(out)
-    questions = measures.read_tasks(wanted)
-    results = measures.run(_opened(model), wanted, questions, show=show)
+    questions = measures.read_tasks(all_options)
+    results = measures.run(_opened(model), all_options, questions, show=show)
     if place is not None:
         write_json(place, results)
     return results
@@ -131,11 +131,11 @@ def answer(
     """
     from mentalese.evaluation import answers
 
-    wanted = AnswerOptions(**_with_source(options, data))
+    all_options = AnswerOptions(**_with_source(options, data))
     place = _place(out)
-    for written in answers.places(place) if place else ():
-        check_place(written, "out")
-    return answers.run(_opened(model), wanted, out=place, show=show)
+    for file in answers.places(place) if place else ():
+        check_place(file, "out")
+    return answers.run(_opened(model), all_options, out=place, show=show)
 
 
 def think(model: str | Path | Saved, text: str, **options: Any) -> ThoughtTrace:

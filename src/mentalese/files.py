@@ -251,8 +251,8 @@ def sha256(path: Path) -> str:
 
 def checksum(content: Any) -> str:
     """Return the SHA-256 of a JSON value, in hex; spaces and the order of names do not count."""
-    read = json.loads(json.dumps(content))
-    return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
+    parsed = json.loads(json.dumps(content))
+    return hashlib.sha256(json.dumps(parsed, sort_keys=True).encode()).hexdigest()
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:

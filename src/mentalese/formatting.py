@@ -90,7 +90,7 @@ def _tails(paths: Sequence[str]) -> dict[str, str]:
     """Return the end of each path, as many of its folders as tell them apart: `a/seed-0`, `b/seed-0`."""
     parts = {path: Path(path).parts for path in paths}
     for depth in range(1, max(map(len, parts.values()), default=0) + 1):
-        tails = {path: "/".join(own[-depth:]) for path, own in parts.items()}
+        tails = {path: "/".join(folders[-depth:]) for path, folders in parts.items()}
         if len({*tails.values()}) == len(parts):
             break
     return tails if parts else {}

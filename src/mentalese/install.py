@@ -53,8 +53,8 @@ def _metadata_on_index(name: str) -> dict[str, list[str]] | None:
 
     options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet", "--report", "-"]
     command = [sys.executable, "-m", "pip", "--retries", "0", "install", *options, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout)["install"][0]["metadata"] if done.returncode == 0 else None
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(process.stdout)["install"][0]["metadata"] if process.returncode == 0 else None
 
 
 def warn_of_untested_transformers() -> None:

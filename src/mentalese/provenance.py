@@ -51,17 +51,21 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
 
     `None` where there is none: the name is not that of a registered recipe, or something differs that is no option.
     """
-    known = recipes().get(recipe.name)
-    if known is None or known.phases != recipe.phases or known.model["model_type"] != recipe.model["model_type"]:
+    registered = recipes().get(recipe.name)
+    if (
+        registered is None
+        or registered.phases != recipe.phases
+        or registered.model["model_type"] != recipe.model["model_type"]
+    ):
         return None
-    if known.layout.kind != recipe.layout.kind:
+    if registered.layout.kind != recipe.layout.kind:
         return None
     arguments: list[str] = []
-    if recipe.data.source != known.data.source:
+    if recipe.data.source != registered.data.source:
         arguments += ["--data", recipe.data.source]
-        known = dataclasses.replace(known, data=dataclasses.replace(known.data, **AS_IT_IS))
+        registered = dataclasses.replace(registered, data=dataclasses.replace(registered.data, **AS_IT_IS))
     for section in ("model", "data", "layout", "optimizer", "train", "evaluation"):
-        before, after = _fields(known, section), _fields(recipe, section)
+        before, after = _fields(registered, section), _fields(recipe, section)
         if before.keys() - after.keys():
             return None
         for name, value in after.items():
@@ -87,8 +91,8 @@ def _fields(recipe: Recipe, section: str) -> dict[str, Any]:
         return vars(getattr(recipe, section))
     from mentalese.models.build import config_class
 
-    own = config_class(recipe.model["model_type"]).attribute_map
-    return {own.get(name, name): value for name, value in recipe.model.items()}
+    names = config_class(recipe.model["model_type"]).attribute_map
+    return {names.get(name, name): value for name, value in recipe.model.items()}
 
 
 def _processor() -> str:

@@ -153,8 +153,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         lengths = {"steps": self.steps, "epochs": self.epochs, "tokens": self.tokens}
-        given = {name: value for name, value in lengths.items() if value is not None}
-        require(len(given) == 1, "train.steps, train.epochs, train.tokens", given, "set exactly one of the three")
+        limits = {name: value for name, value in lengths.items() if value is not None}
+        require(len(limits) == 1, "train.steps, train.epochs, train.tokens", limits, "set exactly one of the three")
         self._check_lora()
 
     def _check_lora(self) -> None:

@@ -174,27 +174,27 @@ def _section(section: str, old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
 def _model(new: Mapping[str, Any], old: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the fields of a model with other values, each of its type, under the names in its config."""
     model_type = checked(f"{place}.model_type", str, new.get("model_type", old.get("model_type")))
-    known = model_fields(model_type)
+    config_fields = model_fields(model_type)
     now = dict(old) if model_type == old.get("model_type") else {"model_type": model_type}
-    spellings = {known.own_names.get(name, name): name for name in now}
-    given: set[str] = set()
+    spellings = {config_fields.own_names.get(name, name): name for name in now}
+    config_names: set[str] = set()
     for name, value in new.items():
-        own = known.own_names.get(name, name)
+        config_name = config_fields.own_names.get(name, name)
         if name == "model_type":
             continue
-        if own not in known.fields:
-            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, known.names())}")
-        if own in given:
-            raise InputError(f"{place}.{name} and {place}.{own} are one field of {model_type}: keep one")
-        given.add(own)
-        before = now.get(spellings.get(own, own))
+        if config_name not in config_fields.fields:
+            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, config_fields.names())}")
+        if config_name in config_names:
+            raise InputError(f"{place}.{name} and {place}.{config_name} are one field of {model_type}: keep one")
+        config_names.add(config_name)
+        before = now.get(spellings.get(config_name, config_name))
         if isinstance(value, Mapping) and isinstance(before, dict) and "model_type" in before:
             value = _model(value, before, f"{place}.{name}")
         else:
-            value = known.fields[own].read(place, value)
-        if value != before or own not in spellings:
-            now.pop(spellings.get(own, own), None)
-            now[own] = value
+            value = config_fields.fields[config_name].read(place, value)
+        if value != before or config_name not in spellings:
+            now.pop(spellings.get(config_name, config_name), None)
+            now[config_name] = value
     return now
 
 
@@ -260,9 +260,11 @@ def field_type(recipe: Recipe, path: Sequence[str]) -> Any:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.
     """
     section, *names = path
-    known = sections(recipe)
-    if section not in ("model", *known):
-        raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *known])}")
+    recipe_sections = sections(recipe)
+    if section not in ("model", *recipe_sections):
+        raise InputError(
+            f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *recipe_sections])}"
+        )
     model, place = recipe.model, section
     while section == "model" and len(names) > 1 and "model_type" in (model.get(names[0]) or {}):
         model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
@@ -272,7 +274,7 @@ def field_type(recipe: Recipe, path: Sequence[str]) -> Any:
         hints = {each: fields.fields[fields.own_names.get(each, each)].hint for each in fields.names()}
         hints["model_type"] = str
     else:
-        hints = section_fields(type(known[section])) | ({"kind": str} if section == "layout" else {})
+        hints = section_fields(type(recipe_sections[section])) | ({"kind": str} if section == "layout" else {})
     if name not in hints:
         raise InputError(f"{place}.{name}: no such field{nearest(name, hints) or _LISTED}")
     return hints[name]

@@ -116,24 +116,24 @@ def import_families() -> list[ModuleType]:
 @cache
 def families() -> dict[str, Family]:
     """Return all families by name, the built-in ones first."""
-    found = [module.FAMILY for module in import_families()]
-    names = [family.name for family in found]
+    declared = [module.FAMILY for module in import_families()]
+    names = [family.name for family in declared]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two packages declare the family {name!r}: uninstall or rename one")
-    return {family.name: family for family in found}
+    return {family.name: family for family in declared}
 
 
 @cache
 def recipes() -> dict[str, Recipe]:
     """Return all recipes by `prefix/name`, in the order in which their families declare them."""
-    found: dict[str, Recipe] = {}
+    by_name: dict[str, Recipe] = {}
     for name in (*families(), *COLLECTIONS):
         for recipe in recipes_of(name):
-            if recipe.name in found:
+            if recipe.name in by_name:
                 raise InputError(f"the recipe {recipe.name!r} is declared twice: rename one")
-            found[recipe.name] = recipe
-    return found
+            by_name[recipe.name] = recipe
+    return by_name
 
 
 def recipes_of(name: str) -> list[Recipe]:
@@ -144,17 +144,17 @@ def recipes_of(name: str) -> list[Recipe]:
 
 def get_recipe(name: str) -> Recipe:
     """Return the recipe called `name`; raises `InputError` with the nearest name where there is none."""
-    known = recipes()
+    by_name = recipes()
     if not isinstance(name, str):
         raise InputError(f"a recipe's name is {name!r}: use text, e.g. 'gpt2/tiny'")
-    if name not in known:
-        raise InputError(f"no recipe is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
-    return known[name]
+    if name not in by_name:
+        raise InputError(f"no recipe is called {name!r}{nearest(name, by_name)} (`mentalese list` shows all)")
+    return by_name[name]
 
 
 def match_recipes(*patterns: str) -> list[Recipe]:
     """Recipes by name or by shell pattern (`*/tiny`), each once, in the order asked for."""
-    found: dict[str, Recipe] = {}
+    matches: dict[str, Recipe] = {}
     for pattern in patterns:
         if any(character in pattern for character in "*?["):
             names = fnmatch.filter(recipes(), pattern)
@@ -162,5 +162,5 @@ def match_recipes(*patterns: str) -> list[Recipe]:
                 raise InputError(f"no recipe matches {pattern!r} (`mentalese list` shows all)")
         else:
             names = [pattern]
-        found |= {name: get_recipe(name) for name in names}
-    return list(found.values())
+        matches |= {name: get_recipe(name) for name in names}
+    return list(matches.values())

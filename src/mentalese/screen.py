@@ -45,13 +45,13 @@ class Progress:
     def update(self, done: float, note: str = "") -> None:
         """Set how much of `total` is done, with a short note such as the loss."""
         now, gained = time.monotonic(), done - self.start
-        left = duration((now - self.began) * (self.total - done) / gained) if gained > 0 else "?"
+        remaining = duration((now - self.began) * (self.total - done) / gained) if gained > 0 else "?"
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=done, total=self.total, note=f"{note}  {left} left")
+            self.bar.update(self.bar.task_ids[0], completed=done, total=self.total, note=f"{note}  {remaining} left")
         elif self.show and now - self.printed >= SECONDS_BETWEEN_LINES:
             self.printed = now
             share = done / self.total if self.total else 1.0
-            print(f"{self.title}: {share:.0%}  {note}  {left} left", file=sys.stderr, flush=True)
+            print(f"{self.title}: {share:.0%}  {note}  {remaining} left", file=sys.stderr, flush=True)
 
 
 def _bar(title: str, total: float, start: float) -> RichProgress:
@@ -68,9 +68,9 @@ def _bar(title: str, total: float, start: float) -> RichProgress:
 @contextmanager
 def progress(title: str, total: float, *, start: float = 0, show: bool = True) -> Iterator[Progress]:
     """Show progress on standard error while the block runs."""
-    shown = Progress(title, total, start, show=show)
-    with shown.bar or nullcontext():
-        yield shown
+    bar = Progress(title, total, start, show=show)
+    with bar.bar or nullcontext():
+        yield bar
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -53,8 +53,8 @@ def checked_dataclass(section: str) -> Callable[[type[T]], type[T]]:
     """Make a frozen, keyword-only dataclass whose fields are checked, by `InputError` that names `section.field`."""
 
     def decorate(cls: type[T]) -> type[T]:
-        made: Any = dataclass(cls, frozen=True, kw_only=True, config=_CONFIG)
-        check = made.__init__
+        dataclass_type: Any = dataclass(cls, frozen=True, kw_only=True, config=_CONFIG)
+        check = dataclass_type.__init__
 
         @functools.wraps(check)
         def checked_init(self: Any, **fields: Any) -> None:
@@ -62,10 +62,10 @@ def checked_dataclass(section: str) -> Callable[[type[T]], type[T]]:
             try:
                 check(self, **fields)
             except ValidationError as error:
-                raise _input_error(error, section, made) from None
+                raise _input_error(error, section, dataclass_type) from None
 
-        made.__init__ = checked_init
-        return made
+        dataclass_type.__init__ = checked_init
+        return dataclass_type
 
     return decorate
 

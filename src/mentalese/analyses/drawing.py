@@ -177,9 +177,9 @@ def ticks_at(axis: Any, values: Sequence[float]) -> None:
     """On a logarithmic axis of counts: ticks at these values, if there is room, and nowhere else."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    kept: list[float] = []
+    ticks: list[float] = []
     for value in sorted(set(values)):
-        if not kept or value > 1.25 * kept[-1]:
-            kept.append(value)
-    axis.set_major_locator(FixedLocator(kept))
+        if not ticks or value > 1.25 * ticks[-1]:
+            ticks.append(value)
+    axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())

@@ -55,8 +55,8 @@ def figures() -> dict[str, Figure]:
 
     every = {"curves": CURVES, "positions": POSITIONS, **load("mentalese.suite.figures:FIGURES")}
     for family in families().values():
-        own = load(family.figures) if family.figures else {}
-        every |= {f"{family.name}/{name}": figure for name, figure in own.items()}
+        family_figures = load(family.figures) if family.figures else {}
+        every |= {f"{family.name}/{name}": figure for name, figure in family_figures.items()}
     return every
 
 
@@ -83,10 +83,10 @@ def write_figure(
         InputError: no such figure, nothing to draw, a file that cannot be written, numbers that would replace a file
             that no figure has written, or matplotlib is not installed.
     """
-    known = figures()
-    if name not in known:
-        raise InputError(f"no figure is called {name!r}{nearest(name, known)} (`mentalese list` shows all)")
-    figure = known[name]
+    available = figures()
+    if name not in available:
+        raise InputError(f"no figure is called {name!r}{nearest(name, available)} (`mentalese list` shows all)")
+    figure = available[name]
     if not paths:
         raise InputError(f"the figure {name} needs {figure.takes}, and none was given")
     if out.suffix not in FORMATS:
@@ -95,8 +95,8 @@ def write_figure(
     _check_numbers(out)
     if figure.reads_text != (text is not None):
         raise InputError(f"the figure {name} {'needs a text: use --text or --file' if figure.reads_text else _NO_TEXT}")
-    asked = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
-    if asked and not figure.reads_source:
+    choices = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
+    if choices and not figure.reads_source:
         raise InputError(f"the figure {name} reads no data: remove --data and --documents")
     try:
         import matplotlib
@@ -106,7 +106,7 @@ def write_figure(
     from mentalese import provenance
     from mentalese.files import compact_json, whole_file, write_text
 
-    options = asked | ({"text": text} if figure.reads_text else {})
+    options = choices | ({"text": text} if figure.reads_text else {})
     with matplotlib.rc_context(_STYLE):
         picture, numbers = figure.draw(list(paths), **options)
         metadata = {"Date": None} if out.suffix == ".svg" else None

@@ -53,11 +53,11 @@ def draw_positions(
     """
     runs: list[dict[str, Any]] = []
     first: np.ndarray | None = None
-    read: dict[str, str | None] = {}
+    settings: dict[str, str | None] = {}
     for path, label in zip(paths, model_names(paths)):
-        saved = load(path).on(source, **read).scored_by(max_documents=documents)
+        saved = load(path).on(source, **settings).scored_by(max_documents=documents)
         source, split = saved.data.source, saved.split("test")
-        read = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
+        settings = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
         first = tokens if first is None else first
         if not np.array_equal(tokens, first):

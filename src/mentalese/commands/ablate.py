@@ -21,21 +21,21 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         result = ablation.run(options.open(), options, show=True)
-    asked = result["unit"] == "accuracy"
+    is_accuracy = result["unit"] == "accuracy"
 
     def change(value: float) -> str:
-        return f"{100 * value:+.1f}" if asked else f"{value:+.4f}"
+        return f"{100 * value:+.1f}" if is_accuracy else f"{value:+.4f}"
 
     rows = [
         (
             part["thoughts"],
-            f"{part['score']:{'.1%' if asked else '.4f'}}" + (unanswered(part) if asked else ""),
+            f"{part['score']:{'.1%' if is_accuracy else '.4f'}}" + (unanswered(part) if is_accuracy else ""),
             "" if part["difference"] is None else change(part["difference"]),
             "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
         )
         for part in result["ablations"]
     ]
     header = ("thoughts", result["unit"], "difference", "95% over documents")
-    if asked:
+    if is_accuracy:
         header = ("thoughts", "accuracy", "difference in points", "95% over questions")
     options.report(result, header, rows, text_read(result))

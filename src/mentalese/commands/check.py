@@ -63,8 +63,8 @@ def run(words: list[str]) -> None:
     what = options.family
     if importlib.util.find_spec("pytest") is None:
         raise InputError("`mentalese check` needs pytest: pip install pytest")
-    found, root = find(what)
-    names = [recipe.name for family in found.values() for recipe in load(family.recipes)]
+    declared, root = find(what)
+    names = [recipe.name for family in declared.values() for recipe in load(family.recipes)]
     tiny = [name for name in names if name.endswith("/tiny")]
     if not tiny:
         raise InputError(
@@ -74,7 +74,7 @@ def run(words: list[str]) -> None:
         place = Path(folder)
         (place / "pytest.ini").write_text("[pytest]\n")  # and not one of a folder above
         (place / "test_contract.py").write_text(_TEST.format(tiny=tiny, recipes=names))
-        _declare(place, found)
+        _declare(place, declared)
         code, report = _pytest(place, what, root, options.only)
         outcomes = read_outcomes(place / "report.xml")
     if options.verbose or (not outcomes and code != _NO_TESTS):
@@ -105,11 +105,11 @@ def find(what: str) -> tuple[dict[str, Family], Path | None]:
         raise InputError(
             f"{what!r} is no family, module or folder{nearest(what, families())} (`mentalese list` shows families)"
         )
-    found = {module: _declared(module) for module in modules or [what]}
-    for module, family in found.items():
+    declared = {module: _declared(module) for module in modules or [what]}
+    for module, family in declared.items():
         if families().get(family.name, family) != family:
             raise InputError(f"{module} declares the family {family.name!r}, which is another one already: rename it")
-    return found, root
+    return declared, root
 
 
 def _modules(path: Path) -> tuple[list[str], Path | None]:

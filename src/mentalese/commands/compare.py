@@ -83,9 +83,9 @@ def run(words: list[str]) -> None:
 
 def _recipes(patterns: list[str]) -> list[Recipe]:
     """The recipes of files, names and patterns, each once; a pattern brings the baselines of its recipes along."""
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     for pattern in patterns:
-        found += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
+        recipes += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
     if any(character in pattern for pattern in patterns for character in "*?["):
-        found = [*(get_recipe(recipe.baseline) for recipe in found if recipe.baseline), *found]
-    return [recipe for i, recipe in enumerate(found) if recipe not in found[:i]]
+        recipes = [*(get_recipe(recipe.baseline) for recipe in recipes if recipe.baseline), *recipes]
+    return [recipe for i, recipe in enumerate(recipes) if recipe not in recipes[:i]]

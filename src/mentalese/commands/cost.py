@@ -104,12 +104,12 @@ def _vocabulary(recipe: Recipe) -> int | None:
 
 def _steps(recipe: Recipe, targets: int) -> int | None:
     """Count steps of `targets` tokens, without early stopping and without the ends of documents."""
-    train, read = recipe.train, recipe.data.train_tokens
+    train, train_tokens = recipe.train, recipe.data.train_tokens
     if train.steps is not None:
         return train.steps
     tokens = train.tokens
-    if train.epochs is not None and read is not None:
-        tokens = round(train.epochs * read)
+    if train.epochs is not None and train_tokens is not None:
+        tokens = round(train.epochs * train_tokens)
     return None if tokens is None else math.ceil(tokens / targets)
 
 

@@ -32,12 +32,12 @@ def run(words: list[str]) -> None:
     from mentalese.suite.demo import run_demo
 
     with only_result_on_stdout():
-        found = run_demo(options.out, jobs=options.jobs)
+        result = run_demo(options.out, jobs=options.jobs)
     if options.json:
-        return print_json(found)
-    labels = list(found["models"][0]["scores"])
+        return print_json(result)
+    labels = list(result["models"][0]["scores"])
     rows = []
-    for model in found["models"]:
+    for model in result["models"]:
         levels = model["levels"]
         scores = (levels["optimum"], *(model["scores"][label] for label in labels), levels["chance"])
         rows.append((model["family"], levels["unit"], *(score_text(score, levels["unit"]) for score in scores)))

@@ -33,10 +33,10 @@ def run(words: list[str]) -> None:
 
     with only_result_on_stdout():
         result = paired.run(options.open(), load(options.other, device()), options, show=True)
-    named = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
+    labels = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
     rows = [
         (
-            named.get(part["position"], str(part["position"])),
+            labels.get(part["position"], str(part["position"])),
             f"{part['tokens']:,}",
             f"{part['difference']:+.4f}",
             "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),

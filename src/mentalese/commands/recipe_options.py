@@ -52,11 +52,11 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
     parts = {"model": _model_options(recipe.model, "model")}
     parts |= {name: _section_options(section, name) for name, section in sections(recipe).items()}
     fields = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
-    own, parsed = read_with(options, fields, words, command)
+    command_options, parsed = read_with(options, fields, words, command)
     changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
-    for setting in own.settings:
+    for setting in command_options.settings:
         set_in(changes, *parse_setting(recipe, setting))
-    return change(recipe, {name: part for name, part in changes.items() if part}), own
+    return change(recipe, {name: part for name, part in changes.items() if part}), command_options
 
 
 def _section_options(section: Any, place: str) -> Any:
@@ -67,11 +67,11 @@ def _section_options(section: Any, place: str) -> Any:
 
 def _model_options(model: Mapping[str, Any], place: str) -> Any:
     """Return the fields of a config that are numbers, text or lists of them, also of a model inside the model."""
-    known = model_fields(model["model_type"])
-    usual = {own: name for name, own in known.own_names.items()}
-    values = {known.own_names.get(name, name): value for name, value in model.items()}
+    config_fields = model_fields(model["model_type"])
+    usual = {config_name: name for name, config_name in config_fields.own_names.items()}
+    values = {config_fields.own_names.get(name, name): value for name, value in model.items()}
     fields: list[Made] = []
-    for name, field in known.fields.items():
+    for name, field in config_fields.fields.items():
         value = values.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
             inner = _model_options(value, f"{place}.{name}")

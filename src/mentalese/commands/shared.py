@@ -98,8 +98,8 @@ def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str
         if isinstance(value, dict) and name not in ("protocol", "subsets"):
             yield from metric_rows(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not name.endswith("_stderr"):
-            shown = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
-            yield prefix + name, shown if error is None else f"{shown} ± {error:,.4f}"
+            text = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+            yield prefix + name, text if error is None else f"{text} ± {error:,.4f}"
 
 
 def device() -> Any:

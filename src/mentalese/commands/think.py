@@ -82,8 +82,10 @@ def run(words: list[str]) -> None:
         against: Saved | None = without.at(options.stage, options.latents)
     else:
         against = None if options.against is None else load(options.against, device())
-    given = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
-    given = {name: value for name, value in given.items() if value is not None}
+    overrides = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     command = shlex.join(["mentalese", "think", *words])
-    write_text(options.out, think_page(saved, text, against=against, answer=options.answer, command=command, **given))
+    write_text(
+        options.out, think_page(saved, text, against=against, answer=options.answer, command=command, **overrides)
+    )
     print(f"{options.out} shows what {path} thought")

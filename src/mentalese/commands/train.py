@@ -67,5 +67,5 @@ def _score(test: dict[str, Any]) -> str:
     if metric_of(test) is ACCURACY:
         return f"test accuracy {ACCURACY.format(test['accuracy'])} of {test['questions']:,} questions{unanswered(test)}"
     bits = test["bits_per_byte"]
-    shown = f"test perplexity {test['perplexity']:.2f}{scored_as(test['protocol'])}"
-    return shown if bits is None else f"{shown}, {bits:.3f} bits per byte"
+    text = f"test perplexity {test['perplexity']:.2f}{scored_as(test['protocol'])}"
+    return text if bits is None else f"{text}, {bits:.3f} bits per byte"

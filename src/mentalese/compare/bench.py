@@ -150,13 +150,13 @@ def bench(families: list[str], out: Path | None) -> dict[str, Any]:
     Raises:
         InputError: an unknown family, one without a `tiny` recipe that names a baseline, or a folder that is missing.
     """
-    known = known_families()
+    known_names = known_families()
     for name in families:
-        if name not in known:
-            raise InputError(f"no family is called {name!r}{nearest(name, known)}")
+        if name not in known_names:
+            raise InputError(f"no family is called {name!r}{nearest(name, known_names)}")
     check_place(out, "--out")
     pairs: dict[str, tuple[Recipe, Recipe]] = {}
-    for name in families or known:
+    for name in families or known_names:
         tiny = (recipe for recipe in recipes_of(name) if recipe.name.endswith("/tiny") and recipe.baseline)
         if recipe := next(tiny, None):
             pairs[name] = recipe, get_recipe(recipe.baseline or "")

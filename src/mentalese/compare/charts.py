@@ -174,18 +174,18 @@ def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) ->
     starts = np.arange(0, len(steps), max(1, math.ceil(len(steps) / POINTS)))
     counts = np.diff([*starts, len(steps)])
     places, values = (np.add.reduceat(seeds, starts, axis=1) / counts for seeds in (across, down))
-    drawn = (places.mean(0), values.mean(0), values.min(0), values.max(0), across[:, ends].mean(0))
-    return Curve(model, label, *(numbers.tolist() for numbers in drawn))
+    coordinates = (places.mean(0), values.mean(0), values.min(0), values.max(0), across[:, ends].mean(0))
+    return Curve(model, label, *(numbers.tolist() for numbers in coordinates))
 
 
 def stops(curves: Sequence[Curve]) -> list[float]:
     """Return the x at which values of curves are shown: their own points, without those too close to another."""
     right = max(c.x[-1] for c in curves)
-    kept: list[float] = []
+    places: list[float] = []
     for x in sorted({x for c in curves for x in c.x}):
-        if not kept or x - kept[-1] >= right / STOPS:
-            kept.append(x)
-    return [*kept[:-1], right] if right - kept[-1] < right / STOPS else kept
+        if not places or x - places[-1] >= right / STOPS:
+            places.append(x)
+    return [*places[:-1], right] if right - places[-1] < right / STOPS else places
 
 
 def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) -> Chart:

@@ -126,15 +126,15 @@ def compare(
     def run(work: Sequence[Job], then: Then) -> list[Result]:
         return run_jobs(work, count=jobs, executor=executor, train=train, then=then, show=show)
 
-    chosen, results = _train(recipes, tuned, fit, out, seeds, run)
+    final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
     matched = Matched(match)
     if match in ("tokens", "flops"):
         matched = Matched(match, statistics.median_low([result[match] for result in results[0]]))
 
     comparison = Comparison(
-        source=chosen[0].data.source,
-        tokenizer=tokenizer_name(chosen[0].data),
-        rows=_rows(chosen, results, out),
+        source=final_recipes[0].data.source,
+        tokenizer=tokenizer_name(final_recipes[0].data),
+        rows=_rows(final_recipes, results, out),
         match=matched,
         seeds=seeds,
     )
@@ -161,7 +161,7 @@ def _train(
 
     Once a recipe is tuned, its seeds run next to the trials of the others; no recipe waits for another.
     """
-    chosen: dict[int, Recipe] = {}
+    final: dict[int, Recipe] = {}
     work: dict[int, list[Job]] = {}  # of each recipe, what it waits for: its trials, or its seeds
     owners: dict[Path, int] = {}
     results: dict[Path, Result] = {}
@@ -170,10 +170,10 @@ def _train(
         if tuned and tuned[i].pending:
             work[i] = tuned[i].jobs()
         else:
-            chosen[i] = tuned[i].recipe if tuned else fit(recipes[i])
+            final[i] = tuned[i].recipe if tuned else fit(recipes[i])
             work[i] = [
                 # Trials are first, since others may follow from them.
-                Job(_change(chosen[i], seed=seed), run_folder(out, recipes[i].name, seed), priority=1)
+                Job(_change(final[i], seed=seed), run_folder(out, recipes[i].name, seed), priority=1)
                 for seed in _seeds(recipes[i], seeds)
             ]
             for job in work[i]:
@@ -186,14 +186,14 @@ def _train(
     def then(job: Job, result: Result) -> list[Job]:
         i = owners[job.folder]
         results[job.folder] = result
-        if i in chosen or any(other.folder not in results for other in work[i]):
+        if i in final or any(other.folder not in results for other in work[i]):
             return []
         tuned[i].add([results[other.folder] for other in work[i]])
         return begin(i)
 
     run([job for i in range(len(recipes)) for job in begin(i)], then)
     reported = [[results[job.folder] or {} for job in work[i]] for i in range(len(recipes))]  # these may not diverge
-    return [chosen[i] for i in range(len(recipes))], reported
+    return [final[i] for i in range(len(recipes))], reported
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:
@@ -343,17 +343,17 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
         recipe = _with_tokens(recipe, max(1, round(budget / each(recipe, 16))))
     # A curriculum's cost per token depends on the length, which depends on the cost.
     shortest, longest = 0.0, math.inf
-    found: list[tuple[float, Recipe]] = []
-    while len(found) < _LENGTHS_TRIED and longest - shortest > 1:
+    attempts: list[tuple[float, Recipe]] = []
+    while len(attempts) < _LENGTHS_TRIED and longest - shortest > 1:
         tokens = recipe.train.tokens or 1
-        wanted = budget / each(recipe, _FITTED_STEPS)
-        found.append((abs(tokens / wanted - 1), recipe))
-        if found[-1][0] <= FLOPS_TOLERANCE:
+        target = budget / each(recipe, _FITTED_STEPS)
+        attempts.append((abs(tokens / target - 1), recipe))
+        if attempts[-1][0] <= FLOPS_TOLERANCE:
             break
-        shortest, longest = (tokens, longest) if wanted > tokens else (shortest, tokens)
-        inside = shortest < wanted < longest
-        recipe = _with_tokens(recipe, max(1, round(wanted if inside else (shortest + longest) / 2)))
-    return min(found, key=itemgetter(0))[1]
+        shortest, longest = (tokens, longest) if target > tokens else (shortest, tokens)
+        inside = shortest < target < longest
+        recipe = _with_tokens(recipe, max(1, round(target if inside else (shortest + longest) / 2)))
+    return min(attempts, key=itemgetter(0))[1]
 
 
 def flops_per_token(
@@ -402,17 +402,17 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
         run = row.runs[0]
         folder = run_folder(out, row.name, run["seed"])
         path = folder / "ablation.json"
-        found = read_json(path) if path.is_file() else {}
-        if not _is_whole(found, run):
+        result = read_json(path) if path.is_file() else {}
+        if not _is_whole(result, run):
             saved = load(folder)
             if not has_own_thoughts(saved):
                 continue
             protocol = Recipe.from_dict(run["config"]).evaluation.of_test()
             saved = saved.scored_by(documents_seed=protocol.documents_seed)
-            found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
+            result = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
             if not path.exists():
-                write_json(path, sealed(found))
-        row.ablation = found
+                write_json(path, sealed(result))
+        row.ablation = result
 
 
 def _is_whole(found: dict[str, Any], run: RunResult) -> bool:

@@ -95,8 +95,8 @@ def check_jobs(count: int | None, executor: str | None) -> None:
         raise InputError(f"jobs is {count}: use at least 1")
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
-        given = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
-        raise InputError(f"{given}, and {ranks} processes share each training: use one of both")
+        setting = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
+        raise InputError(f"{setting}, and {ranks} processes share each training: use one of both")
     if executor is not None:
         Cluster(executor)
 

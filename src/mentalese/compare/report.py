@@ -211,10 +211,10 @@ def unfinished_note(rows: Sequence[Row]) -> str:
 
 def ends_note(rows: Sequence[Row]) -> str:
     """Return bits per byte with ends paid for, if only some of the models receive ends of sentences."""
-    told = {row.protocol.get("sentences") is not None for row in rows}
+    kinds = {row.protocol.get("sentences") is not None for row in rows}
     bits = "bits_per_byte_with_ends"
     paid = ", ".join(f"{row.name} {_spread(row, bits, 3)}" for row in rows if bits in row.figures)
-    if rows[0].metric is metrics.ACCURACY or len(told) < 2 or not paid:
+    if rows[0].metric is metrics.ACCURACY or len(kinds) < 2 or not paid:
         return ""
     return (
         "Some of these models are told where sentences end, so compare kinds of models by bits per byte in which ends "
@@ -241,9 +241,9 @@ def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     table = []
     for row, tuning in tuned:
         reached = {tuple(trial["settings"].values()): trial for trial in tuning["trials"]}
-        chosen = tuple(tuning["chosen"].values())
+        best = tuple(tuning["chosen"].values())
         in_order = sorted(settings, key=_order)
-        table.append({", ".join(one): _trial(row, reached.get(one), strong=one == chosen) for one in in_order})
+        table.append({", ".join(one): _trial(row, reached.get(one), strong=one == best) for one in in_order})
     return table
 
 

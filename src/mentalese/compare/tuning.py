@@ -97,12 +97,12 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        known = sorted((trial for trial in self.trials if trial.value is not None), key=lambda trial: trial.nll)
-        if not known:
+        finite = sorted((trial for trial in self.trials if trial.value is not None), key=lambda trial: trial.nll)
+        if not finite:
             raise FloatingPointError(
                 f"{self.base.name}: the loss was not finite in any of {len(self.trials)} trials: tune over lower values"
             )
-        return self.metric.ranked(known, lambda trial: trial.value or 0.0)[0]
+        return self.metric.ranked(finite, lambda trial: trial.value or 0.0)[0]
 
     @property
     def metric(self) -> Metric:

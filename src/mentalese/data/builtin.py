@@ -87,13 +87,13 @@ def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
     """
     name, colon, options = spec.partition(":")
     if name in TASKS:
-        chosen = task(spec)
-        return chosen.kind, {split: partial(chosen.documents, split) for split in SPLITS}
+        generator = task(spec)
+        return generator.kind, {split: partial(generator.documents, split) for split in SPLITS}
     if name in BUILTIN and not colon:
         builtin = BUILTIN[name]
         return builtin.kind, {"train": lambda: iter(builtin.documents())}
-    known = [*BUILTIN, *TASKS]
-    problem = f"no such built-in data{nearest(name, known) or '; use one of ' + ', '.join(known)}"
+    names = [*BUILTIN, *TASKS]
+    problem = f"no such built-in data{nearest(name, names) or '; use one of ' + ', '.join(names)}"
     if name in BUILTIN:
         problem = f"builtin:{name} has no options, remove {(options or ':')!r}"
     raise InputError(f"data.source is 'builtin:{spec}': {problem}")

@@ -69,10 +69,10 @@ def _keep(spec: str, folder: Path) -> dict[str, int]:
         if not set(splits) & set(SPLITS):
             raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
         counts = {}
-        for known in (known for known in SPLITS if known in splits):
-            with gzip.open(folder / f"{known}.jsonl.gz", "wb", compresslevel=1) as file:
-                rows = islice(chain.from_iterable(splits[known]), count and int(count))
-                counts[known] = sum(bool(file.write(text_fields(row))) for row in rows)
+        for split_name in (split_name for split_name in SPLITS if split_name in splits):
+            with gzip.open(folder / f"{split_name}.jsonl.gz", "wb", compresslevel=1) as file:
+                rows = islice(chain.from_iterable(splits[split_name]), count and int(count))
+                counts[split_name] = sum(bool(file.write(text_fields(row))) for row in rows)
         return counts
     except InputError:
         raise

@@ -60,17 +60,17 @@ def cut_documents(paths: Iterable[Path], characters: int) -> Iterator[Document]:
 
 def _cut(lines: Iterable[str], least: int, most: int) -> Iterator[str]:
     """Yield texts that end at headings, marks, the first blank line after `least` characters, or after `most`."""
-    held: list[str] = []
+    pieces: list[str] = []
     size = 0
     for line in chain(lines, [_END_OF_DOCUMENT]):
         text = line.strip()
         ends = text == _END_OF_DOCUMENT
         if ends or size >= most or (not text and size >= least) or HEADING.fullmatch(line):
-            if (document := "".join(held)).strip():
+            if (document := "".join(pieces)).strip():
                 yield document
-            held, size = [], 0
+            pieces, size = [], 0
         if not ends:
-            held.append(line)
+            pieces.append(line)
             size += len(line) if text or size else 0
 
 

@@ -126,8 +126,8 @@ class PromptEncoder:
         row, start = TextRow([], []), 0
         *before, last = text.split(MASK)
         for piece in before:
-            written, end = piece.rstrip(" "), start + len(piece) + len(MASK)
-            row += self._piece(written, start, continues) + TextRow([self.mask_token_id], [(start + len(written), end)])
+            words, end = piece.rstrip(" "), start + len(piece) + len(MASK)
+            row += self._piece(words, start, continues) + TextRow([self.mask_token_id], [(start + len(words), end)])
             start = end
         return row + self._piece(last, start, continues)
 
@@ -155,23 +155,25 @@ class PromptEncoder:
 
     def _split(self, text: str) -> tuple[TextRow, list[int]]:
         """Return the tokens of a text, and the number in each sentence, of which the last may exceed what is there."""
-        known, encoder = self.known, self._sentence_encoder()
-        *whole, last = (known and encoder.split(text[:known])) or [""]
-        rest = encoder.split(last + text[known:])
+        prefix, encoder = self.known, self._sentence_encoder()
+        *whole, last = (prefix and encoder.split(text[:prefix])) or [""]
+        rest = encoder.split(last + text[prefix:])
         while len(rest) > 1 and len(rest[0]) < len(last):  # no sentence may end before the known text does
             rest[:2] = ["".join(rest[:2])]
         closed: list[int] = []
-        if known:
+        if prefix:
             before = self._pieces([*whole, last])
             closed = self._lengths([len(piece) for piece in before], _joined(before).ids)[:-1]
         pieces = self._pieces([*whole, *rest])
-        row, done, first = _joined(pieces), sum(closed), len(pieces) - len(rest)
+        row, closed_tokens, first = _joined(pieces), sum(closed), len(pieces) - len(rest)
         if first == len(pieces) or not len(row):
             return row, closed
         # What is open goes on to the end of the piece in which the known text ends.
-        opened = max(0, sum(len(piece) for piece in pieces[: first + 1]) - done)
-        inside = sum(span is not None and span[1] <= known for span in row.spans[done:])
-        lengths = self._lengths([opened, *(len(piece) for piece in pieces[first + 1 :])], row.ids[done:], inside)
+        opened = max(0, sum(len(piece) for piece in pieces[: first + 1]) - closed_tokens)
+        inside = sum(span is not None and span[1] <= prefix for span in row.spans[closed_tokens:])
+        lengths = self._lengths(
+            [opened, *(len(piece) for piece in pieces[first + 1 :])], row.ids[closed_tokens:], inside
+        )
         return row, closed + lengths
 
     def _pieces(self, texts: Sequence[str]) -> list[TextRow]:
@@ -193,10 +195,10 @@ class PromptEncoder:
             size = encoder.fixed or len(ids)
             return [size] * -(-len(ids) // size)
         # The last sentence may be a beginning: it counts as long enough, or it would join the one before.
-        missing = max(0, encoder.minimum - pieces[-1])
-        may_cut = np.append(encoder.may_cut(np.array(ids, dtype=np.int64)), np.zeros(missing, dtype=bool))
+        padding = max(0, encoder.minimum - pieces[-1])
+        may_cut = np.append(encoder.may_cut(np.array(ids, dtype=np.int64)), np.zeros(padding, dtype=bool))
         may_cut[: max(0, whole - 1)] = False
-        lengths = [*pieces[:-1], pieces[-1] + missing]
+        lengths = [*pieces[:-1], pieces[-1] + padding]
         return cut_and_merge(lengths, may_cut, minimum=encoder.minimum, cap=encoder.cap)[0]
 
     def _piece(self, text: str, start: int, continues: bool = False) -> TextRow:

@@ -117,9 +117,9 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
         leaves = [node for node in set(range(size.nodes)).difference(*parents) if parents[node]]
         ends = [{node: distances[node][i] for node in leaves if distances[node].keys() == {i}} for i in (0, 1)]
         farthest = max(max(end.values(), default=0) for end in ends)
-        used = sorted({node for child, above in enumerate(parents) if above for node in (child, *above)})
-        people = [node for node in used if not parents[node]]
-        concepts = [node for node in used if parents[node]]
+        nodes = sorted({node for child, above in enumerate(parents) if above for node in (child, *above)})
+        people = [node for node in nodes if not parents[node]]
+        concepts = [node for node in nodes if parents[node]]
         if all(ends) and size.steps[0] <= farthest <= size.steps[1] and len(people) <= len(names):
             break
     root, target = rng.choice(
@@ -127,13 +127,13 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
     )
     negative_target = rng.choice(list(ends[1 - root]))
     path = [target]
-    for left in reversed(range(farthest)):
-        path.insert(0, rng.choice([node for node in parents[path[0]] if distances[node].get(root) == left]))
+    for distance in reversed(range(farthest)):
+        path.insert(0, rng.choice([node for node in parents[path[0]] if distances[node].get(root) == distance]))
 
     word = dict(zip(people, rng.sample(names, len(people)), strict=True))
     word |= dict(zip(concepts, rng.sample(words("prosqa")["concepts"], len(concepts)), strict=True))
-    place = {node: i for i, node in enumerate(used)}
-    edges = [(parent, node) for node in used for parent in parents[node]]
+    place = {node: i for i, node in enumerate(nodes)}
+    edges = [(parent, node) for node in nodes for parent in parents[node]]
 
     def tell(node: int, concept: int) -> str:
         return f"{word[node] if node in people else f'Every {word[node]}'} is a {word[concept]}."
@@ -141,7 +141,7 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
     a, b = rng.sample((word[target], word[negative_target]), 2)
     facts = [tell(*edge) for edge in rng.sample(edges, len(edges))]
     return Question(
-        symbols=tuple(word[node] for node in used),
+        symbols=tuple(word[node] for node in nodes),
         edges=tuple((place[parent], place[node]) for parent, node in edges),
         root=place[root],
         target=place[target],
@@ -163,16 +163,16 @@ def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[d
         candidates: Sequence[int] = range(node)
         if branch < sum(size.shares):
             candidates = descendants[branch >= size.shares[0]]
-        chosen: set[int] = set()
+        new_parents: set[int] = set()
         cumulative = list(accumulate(weights[candidate] for candidate in candidates))
-        while len(chosen) < min(count, len(candidates)):
-            chosen.update(rng.choices(candidates, cum_weights=cumulative))
+        while len(new_parents) < min(count, len(candidates)):
+            new_parents.update(rng.choices(candidates, cum_weights=cumulative))
         reached = {
             person: 1 + min(steps)
             for person in (0, 1)
-            if (steps := [distances[i][person] for i in chosen if person in distances[i]])
+            if (steps := [distances[i][person] for i in new_parents if person in distances[i]])
         }
-        parents.append(sorted(chosen))
+        parents.append(sorted(new_parents))
         distances.append(reached)
         weights.append(1.0)
         if len(reached) == 1:
@@ -183,7 +183,7 @@ def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[d
 
 
 def _poisson(rng: random.Random, mean: float) -> int:
-    count, left = 0, rng.random()
-    while left > math.exp(-mean):
-        count, left = count + 1, left * rng.random()
+    count, product = 0, rng.random()
+    while product > math.exp(-mean):
+        count, product = count + 1, product * rng.random()
     return count

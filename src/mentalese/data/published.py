@@ -128,8 +128,8 @@ def _hotpotqa(row: Columns) -> Document:
     steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs.get(title, ()))]
     if not any(steps) or not needed <= paragraphs.keys() or not row["question"].strip():
         raise ValueError("the question is empty, or supporting facts are not in the context")
-    told = [f"{title}: {' '.join(paragraph)}" for title, paragraph in paragraphs.items() if title in needed]
-    return record(" ".join([*told, row["question"]]), filter(None, steps), row["answer"])
+    context = [f"{title}: {' '.join(paragraph)}" for title, paragraph in paragraphs.items() if title in needed]
+    return record(" ".join([*context, row["question"]]), filter(None, steps), row["answer"])
 
 
 def _clutrr(row: Columns) -> Document:

@@ -124,12 +124,12 @@ def _check_questions(spec: str, row: Columns, columns: Iterable[str]) -> None:
     asks = any(name.lower() in ("question", "squestion") for name in columns)
     if not asks and not {"input", "code", "target"} <= set(columns):
         return
-    sets = [f"{name}:PATH" for name, known in PUBLISHED.items() if known.reads(row)]
+    sets = [f"{name}:PATH" for name, published in PUBLISHED.items() if published.reads(row)]
     missing = ", ".join(repr(name) for name in _RECORD if name not in columns)
-    known = f"; for rows of a published set write {' or '.join(sets)}" if sets else ""
+    advice = f"; for rows of a published set write {' or '.join(sets)}" if sets else ""
     raise InputError(
         f"{spec} has questions (its columns are {_listed(columns)}), but there is no column {missing}: use {_EXAMPLE}, "
-        f"in which steps may be []{known}; to read one column as text, name it by data.text_column"
+        f"in which steps may be []{advice}; to read one column as text, name it by data.text_column"
     )
 
 

@@ -235,20 +235,20 @@ def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, 
             pieces.append(end - start)
         start = end
 
-    done: list[int] = []
+    results: list[int] = []
     merged, waiting = 0, 0  # `waiting`: a short sentence that wants to join the next one
     for length in pieces:
         if waiting and waiting + length <= cap:
             length += waiting
             merged += 1
         elif waiting:
-            merged += _settle(done, waiting, cap)
+            merged += _settle(results, waiting, cap)
         waiting = length if length < minimum else 0
         if not waiting:
-            done.append(length)
+            results.append(length)
     if waiting:
-        merged += _settle(done, waiting, cap)
-    return done, cut, merged
+        merged += _settle(results, waiting, cap)
+    return results, cut, merged
 
 
 def _settle(done: list[int], short: int, cap: int) -> int:

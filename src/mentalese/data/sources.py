@@ -78,8 +78,8 @@ def open_source(
 
 def opened_source(config: DataConfig, whole: bool = False) -> Source:
     """Return the source that `config` names, read and hashed once per process while its files stay as they are."""
-    asked = config.source, config.text_column, config.detokenizer, config.held_out
-    return _opened_source(*asked, whole, _state(config.source))
+    settings = config.source, config.text_column, config.detokenizer, config.held_out
+    return _opened_source(*settings, whole, _state(config.source))
 
 
 def _state(spec: str) -> tuple[object, ...]:

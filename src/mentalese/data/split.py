@@ -32,12 +32,12 @@ class Split:
     def select(self, documents: np.ndarray) -> Split:
         """Return the documents of this mask, bool [n]; a copy in memory."""
         tokens, segments = np.diff(self.documents), np.diff(self.document_segments)
-        kept = np.repeat(documents, segments)
+        mask = np.repeat(documents, segments)
         starts = [0]
         return Split(
             tokens=self.tokens[np.repeat(documents, tokens)],
             documents=np.concatenate([starts, np.cumsum(tokens[documents])]),
-            segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[kept])]),
+            segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[mask])]),
             document_segments=np.concatenate([starts, np.cumsum(segments[documents])]),
             document_bytes=self.document_bytes[documents],
             beginning=self.beginning,

@@ -216,14 +216,14 @@ def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: D
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
     """Return what preparing left out or changed, in sentences; those about sentences only where these matter."""
     cap = store.meta["settings"]["max_sentence_tokens"]
-    told = [
+    remarks = [
         ("empty_documents", "document", "empty and left out"),
         ("dropped_documents", "document", "left out, as a later split has the same text"),
     ]
     if sentences:
-        told.insert(0, ("cut_sentences", "sentence", f"longer than {cap} tokens and cut"))
+        remarks.insert(0, ("cut_sentences", "sentence", f"longer than {cap} tokens and cut"))
     lines = []
-    for name, what, how in told:
+    for name, what, how in remarks:
         if count := sum(split.get(name, 0) for split in store.meta["counts"].values()):
             lines.append(f"{count:,} {what}{' was' if count == 1 else 's were'} {how}")
     for split, count in store.meta.get("left_out", {}).items():
@@ -278,10 +278,10 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[
         splits = " and ".join(store.splits)
         raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
     for name in _SENTENCE_FIELDS if layout.markers else ():
-        asked, prepared = getattr(config, name), store.meta["settings"][name]
-        if asked != prepared:
+        requested, prepared = getattr(config, name), store.meta["settings"][name]
+        if requested != prepared:
             raise InputError(
-                f"data.{name} is {asked!r}, but {store.folder} was prepared with {prepared!r}: "
+                f"data.{name} is {requested!r}, but {store.folder} was prepared with {prepared!r}: "
                 "set it to that, or prepare the data again"
             )
     _check_kind(config, layout, store.meta["kind"])
@@ -301,14 +301,14 @@ def _write(
 ) -> None:
     dtype = np.dtype("<u2" if vocabulary < 2**16 else "<u4")
     counts, done = {}, 0
-    with progress(f"preparing {source.name}", sum(map(source.size, source.splits)), show=show) as shown:
+    with progress(f"preparing {source.name}", sum(map(source.size, source.splits)), show=show) as bar:
 
         def report(documents: Iterator[Document]) -> Iterator[Document]:
             nonlocal done
             for document in documents:
                 yield document
                 done += len(document.text.encode())
-                shown.update(done, split)
+                bar.update(done, split)
 
         for split in source.splits:
             counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, around, dtype)
@@ -362,8 +362,8 @@ def _write_split(
 
 def _with_around(lengths: list[int], first: int) -> list[int]:
     """Tokens of each segment of a document with those before its text and the one after it."""
-    own = lengths or [0]
-    return [length + (i == 0) * first + (i == len(own) - 1) for i, length in enumerate(own)]
+    segments = lengths or [0]
+    return [length + (i == 0) * first + (i == len(segments) - 1) for i, length in enumerate(segments)]
 
 
 def _describe(path: Path) -> dict[str, Any]:

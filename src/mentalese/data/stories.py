@@ -63,9 +63,9 @@ def family_stories(count: int = 2000, seed: int = 0) -> list[Story]:
 
 
 def _story(rng: random.Random) -> Story:
-    known = words("families")
-    men, women = (rng.sample(known[name], len(known[name])) for name in ("men", "women"))
-    cities, jobs = rng.sample(known["cities"], 4), rng.sample(known["jobs"], len(known["jobs"]))
+    vocabulary = words("families")
+    men, women = (rng.sample(vocabulary[name], len(vocabulary[name])) for name in ("men", "women"))
+    cities, jobs = rng.sample(vocabulary["cities"], 4), rng.sample(vocabulary["jobs"], len(vocabulary["jobs"]))
     people: dict[str, Person] = {}
     parents: list[tuple[str, str]] = []
     couples: list[tuple[str, str]] = []

@@ -134,8 +134,8 @@ def _is_marked(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
     """Return a marker's id, or `None`. To build the whole vocabulary for each batch would take milliseconds."""
     index: Any = tokenizer.convert_tokens_to_ids(marker)
-    known = index is not None and tokenizer.convert_ids_to_tokens(index) == marker  # else it is the unknown token
-    return index if known else None
+    is_marker = index is not None and tokenizer.convert_ids_to_tokens(index) == marker  # else it is the unknown token
+    return index if is_marker else None
 
 
 def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
@@ -153,26 +153,31 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     """
     is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
     require(is_fast, "the tokenizer", type(tokenizer).__name__, "use a fast one, which has a tokenizer.json")
-    known = tokenizer.get_vocab()
-    highest = max(known.values())  # in gaps, markers would get ids of other tokens
-    require(highest < len(known), "the tokenizer's last id", highest, f"number its {len(known)} tokens without gaps")
+    vocabulary = tokenizer.get_vocab()
+    highest = max(vocabulary.values())  # in gaps, markers would get ids of other tokens
+    require(
+        highest < len(vocabulary),
+        "the tokenizer's last id",
+        highest,
+        f"number its {len(vocabulary)} tokens without gaps",
+    )
     first = tokenizer.convert_ids_to_tokens(beginning(tokenizer))
     start, end, pad = tokenizer.bos_token, tokenizer.eos_token or EOD, tokenizer.pad_token
     if start is None or (start == BOS and _is_marked(tokenizer)):
         start = first[-1] if first else EOD if end == EOD else None
     if pad is None or pad in (*first, end):
         pad = PAD
-    latent = [marker for marker in LATENT_MARKERS.values() if latents or marker in known]
-    markers = [marker for marker in (*MARKERS, *latent) if marker in {*known, pad, BOS, EOS, end, *latent}]
-    named = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
+    latent = [marker for marker in LATENT_MARKERS.values() if latents or marker in vocabulary]
+    markers = [marker for marker in (*MARKERS, *latent) if marker in {*vocabulary, pad, BOS, EOS, end, *latent}]
+    roles = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
     extra = dict.fromkeys([*tokenizer.all_special_tokens, *markers])
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
     backend.post_processor = NOTHING_ADDED
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
-    settings = named | {
-        "extra_special_tokens": [token for token in extra if token not in named.values()],
+    settings = roles | {
+        "extra_special_tokens": [token for token in extra if token not in roles.values()],
         BEGINNING: first or None,
         # The template of a saved model of questions belongs to its layout.
         "chat_template": None if "text_layout" in tokenizer.init_kwargs else tokenizer.chat_template,
@@ -365,17 +370,17 @@ def _train_bpe(source: Source, size: int, show: bool) -> PreTrainedTokenizerFast
 
     def sample() -> Iterator[str]:
         """Yield documents spread evenly over the training split; of a few large ones at least the first, in part."""
-        done, first, drawn = 0, "", False
-        with progress(f"training the tokenizer bpe:{size}", total, show=show) as shown:
+        done, first, has_sampled = 0, "", False
+        with progress(f"training the tokenizer bpe:{size}", total, show=show) as bar:
             for index, document in enumerate(source.documents("train")):
                 done += len(document.text)
                 if index == 0:
                     first = document.text[:_TRAINING_BYTES]
                 if int((index + 1) * share) > int(index * share):
-                    drawn = True
-                    shown.update(min(done, total))
+                    has_sampled = True
+                    bar.update(min(done, total))
                     yield document.text
-        if not drawn:
+        if not has_sampled:
             yield first
 
     backend.train_from_iterator(sample(), trainer)

@@ -82,21 +82,21 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         with seeded(saved.model, 0):
             return saved.token_scores(split, show=show), None
 
-    own, unfinished = scores()
-    ablations = [Ablation(OWN, float(np.nanmean(own, dtype=np.float64)), unfinished=unfinished)]
-    found: dict[str, np.ndarray] = {}
+    reference, unfinished = scores()
+    ablations = [Ablation(OWN, float(np.nanmean(reference, dtype=np.float64)), unfinished=unfinished)]
+    scores_by_control: dict[str, np.ndarray] = {}
     alone = saved.evaluation.documents(len(split.document_bytes)) == 1
     for control in CONTROLS:
         with temporarily(config, thought_control=control):
             other, unfinished = scores()
-            found[control] = other
-        if control == "swapped" and alone and np.array_equal(other, found["removed"], equal_nan=True):
+            scores_by_control[control] = other
+        if control == "swapped" and alone and np.array_equal(other, scores_by_control["removed"], equal_nan=True):
             continue  # one row, whose thoughts could only be removed; a long text has other windows
-        difference, interval = _difference(other, own) if questions else _paired(other, own, split)
+        difference, interval = _difference(other, reference) if questions else _paired(other, reference, split)
         score = float(np.nanmean(other, dtype=np.float64))
         ablations.append(Ablation(control, score, difference, interval, unfinished))
-    counted = {"questions": len(own)} if questions else {
-        "documents": saved.evaluation.documents(len(split.document_bytes)), "tokens": int((~np.isnan(own)).sum()),
+    counted = {"questions": len(reference)} if questions else {
+        "documents": saved.evaluation.documents(len(split.document_bytes)), "tokens": int((~np.isnan(reference)).sum()),
     }  # fmt: skip
     return {
         "unit": "accuracy" if questions else "nats per token",

@@ -81,9 +81,9 @@ class AnswerRule:
 
     def equal(self, answer: str, expected: str) -> bool:
         """Test if an answer is right."""
-        if self.name == "number" and (wanted := number_in(expected)) is not None:
-            found = number_in(answer)
-            return found is not None and _same_number(found, wanted)
+        if self.name == "number" and (expected_number := number_in(expected)) is not None:
+            number = number_in(answer)
+            return number is not None and _same_number(number, expected_number)
         if self.name == "choice" and (letter := _choice_in(expected)) is not None:
             return _choice_in(answer) == letter
         return answer == expected
@@ -154,11 +154,11 @@ def f1(answer: str, expected: str) -> float:
 
     `yes`, `no` and `noanswer` are right or wrong as a whole (Yang et al., "HotpotQA", 2018).
     """
-    found, wanted = _words(answer), _words(expected)
-    if found != wanted and any(" ".join(words) in _WHOLE for words in (found, wanted)):
+    answer_words, expected_words = _words(answer), _words(expected)
+    if answer_words != expected_words and any(" ".join(words) in _WHOLE for words in (answer_words, expected_words)):
         return 0.0
-    common = (Counter(found) & Counter(wanted)).total()
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
+    common = (Counter(answer_words) & Counter(expected_words)).total()
+    return 2 * common / (len(answer_words) + len(expected_words)) if common else 0.0
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def _plain(text: str) -> str:
     text = text.translate(_MINUS_SIGNS)
     for character in set(text):
         if unicodedata.decomposition(character).startswith("<fraction>"):
-            written = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
-            text = re.sub(rf"(?<=\d){character}", f" {written}", text).replace(character, written)
+            fraction = unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+            text = re.sub(rf"(?<=\d){character}", f" {fraction}", text).replace(character, fraction)
     return text
 
 
@@ -225,9 +225,9 @@ def _free_number(part: str) -> str | None:
 
 def _longest_marks(text: str) -> list[str]:
     """Return what follows each of the longest runs of `#`s, to the end of its line."""
-    found = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
-    longest = max((length for length, _ in found), default=0)
-    return [marked for length, marked in found if length == longest]
+    matches = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
+    longest = max((length for length, _ in matches), default=0)
+    return [marked for length, marked in matches if length == longest]
 
 
 # -- choices and words -------------------------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def _longest_marks(text: str) -> list[str]:
 
 def _choice_in(text: str) -> str | None:
     """Return the letter of a choice: B, (b), B., B) a dog, or `the answer is B`; `None` without one."""
-    whole, named = _CHOICE.fullmatch(text.strip()), _CHOICE_IN_TEXT.findall(text)
+    whole, letters = _CHOICE.fullmatch(text.strip()), _CHOICE_IN_TEXT.findall(text)
     if whole is None:
-        return named[-1] if named else None
+        return letters[-1] if letters else None
     return str(whole[1] or whole[2]).upper()
 
 

@@ -213,16 +213,16 @@ def ask(
             the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
             then.
     """
-    asked = QuestionPrompts(saved, split, options, examples)
-    batches, limit, context = asked.batches(), asked.limit, asked.context
+    prompts = QuestionPrompts(saved, split, options, examples)
+    batches, limit, context = prompts.batches(), prompts.limit, prompts.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
-    questions, wanted = asked.questions, asked.right_answers
-    rule = AnswerRule.of(source_name(saved.data), wanted.values(), saved.evaluation.answer_rule)
+    questions, right_answers = prompts.questions, prompts.right_answers
+    rule = AnswerRule.of(source_name(saved.data), right_answers.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 
     def record(document: int, found: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
-        expected = wanted[document]
+        expected = right_answers[document]
         answer, *others = (
             final_answer(text) if saved.layout.questions else free_answer(text, expected)
             for text in (found.text, *attempts)
@@ -244,13 +244,13 @@ def ask(
     with (
         seeded(saved.model, options.seed),
         torch.no_grad(),
-        progress("Answering", len(wanted), show=show) as bar,
+        progress("Answering", len(right_answers), show=show) as bar,
     ):
         for batch in batches:
             documents, began = batch["documents"].tolist(), time.perf_counter()
             room = limit if context is None else min(limit, context - batch["input_ids"].shape[1])
             if room < 1:
-                records += [AnswerRecord(i, questions[i], wanted[i], asked=False) for i in documents]
+                records += [AnswerRecord(i, questions[i], right_answers[i], asked=False) for i in documents]
                 continue
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
             found = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
@@ -259,7 +259,7 @@ def ask(
             records += map(record, documents, found, attempts, itertools.repeat(seconds))
             bar.update(len(records), _progress(records))
     records.sort(key=lambda record: record.document)
-    return Answers(records, rule, asked.protocol(rule))
+    return Answers(records, rule, prompts.protocol(rule))
 
 
 def _progress(records: list[AnswerRecord]) -> str:
@@ -281,12 +281,12 @@ def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str
     """Return the new text after each row."""
     new = saved.model.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
-    found = []
+    outputs = []
     for ids in new:
         ends = torch.isin(ids, last).nonzero()
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        found.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
-    return found
+        outputs.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
+    return outputs
 
 
 def _attempts(
@@ -296,8 +296,8 @@ def _attempts(
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        texts = [found.text for found in _continued(saved, rows, generation | beams)]
+        texts = [output.text for output in _continued(saved, rows, generation | beams)]
         return [texts[i : i + width] for i in range(0, len(texts), width)]
     sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
-    return [[found[i].text for found in calls] for i in range(len(rows["input_ids"]))]
+    return [[output[i].text for output in calls] for i in range(len(rows["input_ids"]))]

@@ -158,16 +158,16 @@ class MentaleseLM(LM):
             InputError: a context and continuation without any text.
             FloatingPointError: a likelihood is not finite.
         """
-        asked = list(dict.fromkeys(pairs))
-        if not asked:
+        distinct = list(dict.fromkeys(pairs))
+        if not distinct:
             return []
-        rows, labels = self._encode(asked)
+        rows, labels = self._encode(distinct)
         windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row, blocks)]
         windows.sort(key=lambda window: window.start - window.end)  # the longest first: what does not fit fails at once
-        nll, right = np.zeros(len(asked)), np.ones(len(asked), dtype=bool)
+        nll, right = np.zeros(len(distinct)), np.ones(len(distinct), dtype=bool)
         total = sum(window.end - window.start for window in windows)
         with progress("Scoring", total, show=self.show) as bar, evaluation_mode(self.model):
-            done = 0
+            count = 0
             for start in range(0, len(windows), self.batch_size):
                 part = windows[start : start + self.batch_size]
                 batch = to_device(self._batch(part, rows, labels), self.saved.device)
@@ -176,18 +176,18 @@ class MentaleseLM(LM):
                 for window, value in zip(part, nats):
                     if not np.isfinite(value):
                         raise FloatingPointError(
-                            f"the log-likelihood of {''.join(asked[window.row])[:80]!r} is {-value}: the model's "
+                            f"the log-likelihood of {''.join(distinct[window.row])[:80]!r} is {-value}: the model's "
                             "weights or activations are not finite"
                         )
                     nll[window.row] += value
                 if greedy:
                     for window, is_right in zip(part, self._is_greedy(batch)):
                         right[window.row] &= is_right
-                bar.update(done := done + sum(window.end - window.start for window in part))
+                bar.update(count := count + sum(window.end - window.start for window in part))
         counts = (int((row != IGNORED).sum()) for row in labels)
         scores = {
             pair: Score(float(nats), tokens, bool(is_right) if greedy else None)
-            for pair, nats, tokens, is_right in zip(asked, nll, counts, right)
+            for pair, nats, tokens, is_right in zip(distinct, nll, counts, right)
         }
         return [scores[pair] for pair in pairs]
 
@@ -199,8 +199,8 @@ class MentaleseLM(LM):
         for context, continuation in pairs:
             row = self.layout.prompt_row(context + continuation, self._encoder.after(context))
             lexical = [i for i, span in enumerate(row.spans) if span is not None]
-            known = sum(span is not None and span[1] <= len(context) for span in row.spans)
-            first = lexical[known - 1] + 1 if known else lexical[0]
+            context_tokens = sum(span is not None and span[1] <= len(context) for span in row.spans)
+            first = lexical[context_tokens - 1] + 1 if context_tokens else lexical[0]
             ids = np.array(row.ids)
             scored = np.array([span is not None or i == end for i, span in zip(row.ids, row.spans)])
             scored[:first] = False
@@ -270,8 +270,8 @@ def ask(lm: MentaleseLM, loaded: TaskDict, limit: int | None, shots: int | None 
         shots: examples before each question, also for tasks with a number of their own, unless that is 0.
     """
     for task in loaded["tasks"].values():
-        own = task.get_config("num_fewshot")
-        if own is None or (shots is not None and own != 0):
+        default = task.get_config("num_fewshot")
+        if default is None or (shots is not None and default != 0):
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=_SEED)
     with _quiet():
@@ -288,9 +288,9 @@ def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
     """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` has no name."""
     values = {}
     for key, value in metrics.items():
-        metric, comma, kept = key.partition(",")
+        metric, comma, filter_name = key.partition(",")
         if comma:
-            name = metric.removesuffix("_stderr") + ("" if kept == "none" else f".{kept}")
+            name = metric.removesuffix("_stderr") + ("" if filter_name == "none" else f".{filter_name}")
             values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
     return values
 
@@ -315,9 +315,9 @@ def _unwarned() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hides lm-eval's own progress bars: ours shows what takes long."""
-    shown = lm_eval_task.tqdm
+    progress_bar = lm_eval_task.tqdm
     lm_eval_task.tqdm = lambda items, **options: items
     try:
         yield
     finally:
-        lm_eval_task.tqdm = shown
+        lm_eval_task.tqdm = progress_bar

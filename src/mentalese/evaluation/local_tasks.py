@@ -72,9 +72,9 @@ class RowFormat:
             whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
             if not whole or not (name in self.may_be_empty or all(text.strip() for text in texts)):
                 raise InputError(f"{where}: {name} is {row[name]!r}, where a text is missing: use the set's own files")
-        kept = {name: row[name] for name in (*self.texts, *self.may_be_empty)}
+        texts_by_name = {name: row[name] for name in (*self.texts, *self.may_be_empty)}
         if self.label is None:
-            return kept
+            return texts_by_name
         choices = row[self.choices] if isinstance(self.choices, str) else [row[name] for name in self.choices]
         label = row[self.label] if isinstance(self.label, str) else self.label
         number = str(label).strip()
@@ -83,7 +83,7 @@ class RowFormat:
                 f"{where}: {self.label} is {label!r}, and its choices are {self.first} to "
                 f"{self.first + len(choices) - 1}: use a split whose labels are published"
             )
-        return kept | {"choices": choices, "gold": int(number) - self.first}
+        return texts_by_name | {"choices": choices, "gold": int(number) - self.first}
 
 
 def lines(path: Path) -> Iterator[Row]:

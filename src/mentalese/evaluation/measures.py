@@ -78,12 +78,12 @@ def _options_of(task: str) -> type | None:
 
 def _check_used(options: EvaluationOptions) -> None:
     """Raise `InputError` for an option that is set and that none of the tasks uses."""
-    used = {"tasks"}
+    names = {"tasks"}
     for task in options.tasks:
         users = _options_of(task)
-        used |= {field.name for field in dataclasses.fields(users)} if users else set()
+        names |= {field.name for field in dataclasses.fields(users)} if users else set()
     for field in dataclasses.fields(EvaluationOptions):
         value = getattr(options, field.name)
-        if value != field.default and field.name not in used:
-            shown = repr(str(value)) if isinstance(value, Path) else repr(value)
-            raise InputError(f"{field.name} is {shown}, which {' and '.join(options.tasks)} cannot use: remove it")
+        if value != field.default and field.name not in names:
+            text = repr(str(value)) if isinstance(value, Path) else repr(value)
+            raise InputError(f"{field.name} is {text}, which {' and '.join(options.tasks)} cannot use: remove it")

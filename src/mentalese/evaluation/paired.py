@@ -125,8 +125,8 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
     options = options or TextOptions()
     saved = options.read_by(saved).scored_by(tokens="lexical")
     data = saved.data
-    read = {name: getattr(data, name) for name in ("text_column", "detokenizer", "held_out")}
-    other = other.on(data.source, **read)
+    settings = {name: getattr(data, name) for name in ("text_column", "detokenizer", "held_out")}
+    other = other.on(data.source, **settings)
     other = other.scored_by(tokens="lexical")
     part = options.part(saved, other)
     split, reference = (model.split(part, show=show) for model in (saved, other))

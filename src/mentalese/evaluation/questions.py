@@ -132,8 +132,8 @@ class QuestionPrompts:
         lengths = encoded["attention_mask"].sum(1).numpy()
 
         def batch(rows: np.ndarray) -> Batch:
-            asked = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
-            return asked | {"documents": torch.from_numpy(numbers[rows])}
+            tensors = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
+            return tensors | {"documents": torch.from_numpy(numbers[rows])}
 
         return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
@@ -158,13 +158,13 @@ class QuestionPrompts:
                 f"shots is {shots}: only {len(fitting)} of {usable} training records are so short that all of them "
                 f"fit the model's context ({context}); set fewer"
             )
-        drawn = []
+        texts_before = []
         for document, question in self.questions.items():
             others = fitting[fitting != document] if examples is self.split else fitting
             spans = [examples.documents[[i, i + 1]] for i in self._drawn(examples, others, question, document)]
             tokens = (examples.tokens[start : end - 1].tolist() for start, end in spans)
-            drawn.append("".join(f"{decode(ids, self.saved.tokenizer)}\n\n" for ids in tokens))
-        return drawn
+            texts_before.append("".join(f"{decode(ids, self.saved.tokenizer)}\n\n" for ids in tokens))
+        return texts_before
 
     def _drawn(self, examples: Split, others: np.ndarray, question: str, document: int) -> np.ndarray:
         """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
@@ -175,11 +175,11 @@ class QuestionPrompts:
                     f"shots is {shots}: only {len(others)} training records have another question than "
                     f"{shown(question.strip())}; set fewer"
                 )
-            chosen = generator.choice(others, shots, replace=False)
-            asked = (self._text(examples, int(examples.document_segments[i])) for i in chosen)
-            same = [number for number, text in zip(chosen, asked) if _alike(text) == _alike(question)]
+            numbers = generator.choice(others, shots, replace=False)
+            texts = (self._text(examples, int(examples.document_segments[i])) for i in numbers)
+            same = [number for number, text in zip(numbers, texts) if _alike(text) == _alike(question)]
             if not same:
-                return chosen
+                return numbers
             others = np.setdiff1d(others, same)
 
 

@@ -302,8 +302,8 @@ def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
     Each pair is read as a document of its own. If it is longer than the judge reads at once, it is read in windows of
     half context and half new tokens. `None` if there is no text.
     """
-    read = PromptEncoder(judge.tokenizer, judge.data).text
-    pairs = [(read(prompt).ids, read(new, continues=bool(prompt)).ids) for prompt, new in texts]
+    encode = PromptEncoder(judge.tokenizer, judge.data).text
+    pairs = [(encode(prompt).ids, encode(new, continues=bool(prompt)).ids) for prompt, new in texts]
     parts = [(prompt, new) for prompt, new in pairs if new]
     if not parts:
         return None
@@ -329,8 +329,8 @@ def text_features(judge: Saved, texts: Sequence[str]) -> np.ndarray:
     encode, pad = corpus_encoder(judge.tokenizer), judge.layout.special_ids(judge.tokenizer)["pad_token_id"]
     length = judge.layout.sequence_length
     first = beginning(judge.tokenizer)
-    read = ([*first, *encode.encode(text, add_special_tokens=False).ids] for text in texts)
-    rows = [torch.tensor(ids[:length]) for ids in read]
+    encoded = ([*first, *encode.encode(text, add_special_tokens=False).ids] for text in texts)
+    rows = [torch.tensor(ids[:length]) for ids in encoded]
     features = []
     for start in range(0, len(rows), BATCH_SIZE):
         part = rows[start : start + BATCH_SIZE]

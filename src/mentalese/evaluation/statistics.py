@@ -129,13 +129,13 @@ def bootstrap_ratio(
     if units < 2:
         return None
     generator = np.random.default_rng(seed)
-    drawn = []
+    ratios = []
     for start in range(0, samples, chunk := max(1, 2_000_000 // units)):
         times = generator.multinomial(units, np.full(units, 1 / units), size=min(chunk, samples - start))
         below = times @ denominators
-        drawn.append(np.divide(times @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0))
+        ratios.append(np.divide(times @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0))
     tail = (1 - confidence) / 2
-    return np.nanquantile(np.concatenate(drawn), (tail, 1 - tail), axis=0)
+    return np.nanquantile(np.concatenate(ratios), (tail, 1 - tail), axis=0)
 
 
 def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:

@@ -98,8 +98,8 @@ def read_questions(name: str, options: TaskOptions) -> Questions:
     _check_installed(name)
     from lm_eval.tasks import TaskManager
 
-    known = TaskManager(include_path=_FOLDER, include_defaults=False)
-    columns = known.task_index[name].cfg["dataset_kwargs"]
+    task_manager = TaskManager(include_path=_FOLDER, include_defaults=False)
+    columns = task_manager.task_index[name].cfg["dataset_kwargs"]
     pattern, parts = columns["files"], columns.get("parts", 1)
     files = sorted([*folder.glob(pattern), *folder.glob(f"{pattern}.gz")])
     if len(files) != parts:
@@ -168,22 +168,22 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
 
     unfinished = lm.unfinished
     try:
-        found = ask(lm, questions.tasks, questions.limit, questions.shots)
+        outcome = ask(lm, questions.tasks, questions.limit, questions.shots)
     except ModuleNotFoundError as error:
         raise InputError(f"task '{HUB}{questions.name}' needs {error.name}: pip install {error.name}") from error
     except ValueError as error:
         if not questions.shots or "larger than population" not in str(error):
             raise
         raise InputError(f"shots is {questions.shots}: '{HUB}{questions.name}' has fewer examples; set less") from error
-    metrics, items = found.metrics, sum(found.items.values())
-    parts = {name: {**metrics[name], "items": count} for name, count in found.items.items()}
+    metrics, items = outcome.metrics, sum(outcome.items.values())
+    parts = {name: {**metrics[name], "items": count} for name, count in outcome.items.items()}
     result: dict[str, object] = {}
     protocol: dict[str, object] = {"limit": questions.limit}
     if questions.data_hash is not None:
         result |= {**_mean([metrics[name] for name in parts]), "items": items, "data_hash": questions.data_hash}
         result |= {"subsets": parts} if len(parts) > 1 else {}
     else:
-        protocol["shots"] = found.shots
+        protocol["shots"] = outcome.shots
         if questions.name in parts:
             result |= parts[questions.name]
         elif metrics.get(questions.name):
@@ -199,11 +199,11 @@ def _mean(parts: list[dict[str, float | None]]) -> dict[str, float | None]:
     """Return each metric's mean over the parts, and its standard error if these parts are all there are."""
     means: dict[str, float | None] = {}
     for name in parts[0]:
-        known = [value for part in parts if (value := part[name]) is not None]
+        values = [value for part in parts if (value := part[name]) is not None]
         if not name.endswith("_stderr"):
-            means[name] = sum(known) / len(parts)
+            means[name] = sum(values) / len(parts)
         else:
-            means[name] = math.hypot(*known) / len(parts) if len(known) == len(parts) else None
+            means[name] = math.hypot(*values) / len(parts) if len(values) == len(parts) else None
     if (nll := means.pop("nll", None)) is not None:
         error = means.pop("nll_stderr")
         perplexity = math.exp(nll) if nll < 700 else math.inf

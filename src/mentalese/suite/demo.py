@@ -72,19 +72,19 @@ def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
         label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
         for label, control in CONTROLS.items()
     }
-    own, without = models["own thoughts"], models["no thoughts"]
-    if own.layout.questions:
-        split = own.split()
+    thinker, without = models["own thoughts"], models["no thoughts"]
+    if thinker.layout.questions:
+        split = thinker.split()
         answers = {label: ask(saved, split).records for label, saved in models.items()}
-        scored = {label: statistics.fmean(record.correct for record in found) for label, found in answers.items()}
-        examples = _answered(own, split, *(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+        scored = {label: statistics.fmean(record.correct for record in records) for label, records in answers.items()}
+        examples = _answered(thinker, split, *(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
     else:
         scored = {label: float(scored_nats(saved, part.task).mean()) for label, saved in models.items()}
-        examples = _predicted(own, without, part)
-    trace = own.think(examples[0]["text"])
+        examples = _predicted(thinker, without, part)
+    trace = thinker.think(examples[0]["text"])
     page = folder.with_suffix(".html")
-    asked, right = examples[0]["text"], examples[0].get("right") if own.layout.questions else None
-    write_text(page, think_page(own, asked, against=without, answer=right, command=f"mentalese think {folder} .."))
+    prompt, right = examples[0]["text"], examples[0].get("right") if thinker.layout.questions else None
+    write_text(page, think_page(thinker, prompt, against=without, answer=right, command=f"mentalese think {folder} .."))
     return {
         "name": name,
         "family": part.task.methods[0].family,
@@ -92,7 +92,7 @@ def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
         "about": part.about,
         "page": page.name,
         "recipe": part.recipe.name,
-        "parameters": count_parameters(own.model)["non_embedding"],
+        "parameters": count_parameters(thinker.model)["non_embedding"],
         "scores": scored,
         "levels": dataclasses.asdict(levels_of(part.task)),
         "examples": examples,
@@ -104,8 +104,8 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
     """Return each token with its number of streams at the end; none if the model does not fork."""
     if not trace.streams:
         return []
-    layer, kept = trace.streams["layer"], trace.streams["kept"]
-    tokens = trace.streams["token"][(layer == layer.max()) & kept].tolist()
+    layer, attention = trace.streams["layer"], trace.streams["kept"]
+    tokens = trace.streams["token"][(layer == layer.max()) & attention].tolist()
     return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
 
 
@@ -123,8 +123,8 @@ def _answered(
 def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
     """Return texts with the worth of thoughts at each token; if answers count, with the tokens that both predict."""
     examples = []
-    made = task(part.task.spec)
-    for document in list(made.documents("test"))[: TRIED // 4]:
+    generator = task(part.task.spec)
+    for document in list(generator.documents("test"))[: TRIED // 4]:
         traces = [saved.think(document.text) for saved in (own, without)]
         places = [i for i, special in enumerate(traces[0].special) if not special]
         tokens = [traces[0].tokens[i] for i in places]
@@ -134,8 +134,8 @@ def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
             "tokens": tokens,
             "gain": [round(x, 3) for x in (b - a).tolist()],
         }
-        if isinstance(made, Recall):
-            for i in made.answers(document):
+        if isinstance(generator, Recall):
+            for i in generator.answers(document):
                 words = [trace.vocabulary[int(trace.readings["predicted"][places[i]])].strip() for trace in traces]
                 asked = {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
                 examples.append(example | asked | {"with": words[0], "without": words[1]})

@@ -21,13 +21,13 @@ def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
     path = only_path(paths, figure)
     try:
         tasks = read_json(Path(path))["tasks"]
-        found = [task for task in tasks if task["spec"].startswith("file:") == text]
+        matches = [task for task in tasks if task["spec"].startswith("file:") == text]
     except (KeyError, TypeError) as error:
         raise InputError(f"{path} is not the suite.json of `mentalese suite`: use one") from error
-    if not found:
+    if not matches:
         other = "suite" if text else "suite-text"
         raise InputError(f"{path} has no task for this figure: use the figure {other}, or run `mentalese suite`")
-    return found
+    return matches
 
 
 def _rows(panel: Any, task: dict[str, Any]) -> None:
@@ -65,8 +65,8 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         for level in (0, 1):
             panel.axvline(level, color="0.6", linewidth=0.8, linestyle="--")
         percent_axis(panel.xaxis)
-        kept = [{"name": m["name"], "role": m["role"], "closed": m["closed"]} for m in methods]
-        numbers["tasks"].append({"name": task["name"], "methods": kept})
+        entries = [{"name": m["name"], "role": m["role"], "closed": m["closed"]} for m in methods]
+        numbers["tasks"].append({"name": task["name"], "methods": entries})
     panels[-1][0].set_xlabel("share of the gap closed; 0%: best without the mechanism, 100%: best possible")
     closed = [method["closed"] for task in tasks for method in task["methods"]]
     everything = [share for one in closed for share in (*one["seeds"], *(one["interval"] or ()))]
@@ -93,13 +93,13 @@ def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             _draw(panel, row, method["role"], score["mean"], interval_of(score, seeds))
         _rows(panel, task)
         panel.set_xlabel(name)
-    drawn = "" if interval_of(methods[0]["score"], seeds) is None else " with 95% intervals"
-    footnote(picture, f"means over {seeds} seed{'s' * (seeds > 1)}{drawn}; axes do not begin at zero")
-    kept = [
+    note = "" if interval_of(methods[0]["score"], seeds) is None else " with 95% intervals"
+    footnote(picture, f"means over {seeds} seed{'s' * (seeds > 1)}{note}; axes do not begin at zero")
+    rows = [
         {"name": method["name"], "role": method["role"]} | {name: values[row] for name, values in scores.items()}
         for row, method in enumerate(methods)
     ]
-    return picture, {"name": task["name"], "methods": kept}
+    return picture, {"name": task["name"], "methods": rows}
 
 
 FIGURES = {

@@ -23,11 +23,11 @@ LATENTS = WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
 def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
     """Return the recipe, whose model is a decoder, with written, removed, continuous or no steps."""
     names = ("cot", "no-cot", "icot", "pause", "pause-curriculum", "coconut", "agclr", "sim-cot")
-    made = [latent(recipe, name, WORD_PROBLEMS) for name in names]
+    recipes = [latent(recipe, name, WORD_PROBLEMS) for name in names]
     for name in ("", "no-distillation", "pause", "sim-cot"):
         codi = distilled(recipe, name, LATENTS, distillation_weight=distillation_weight)
-        made.append(dataclasses.replace(codi, name=codi.name.replace(recipe.name, f"{recipe.name}-codi")))
-    return made
+        recipes.append(dataclasses.replace(codi, name=codi.name.replace(recipe.name, f"{recipe.name}-codi")))
+    return recipes
 
 
 def loops(recipe: Recipe) -> list[Recipe]:

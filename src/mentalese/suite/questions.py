@@ -45,16 +45,16 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     task = recipe.name
 
     def made(method: str) -> Recipe:
-        named = questions_method(dataclasses.replace(recipe, name=f"{task}/x"), method, curriculum)
-        return dataclasses.replace(named, name=f"{task}/{method}", baseline=None)
+        method_recipe = questions_method(dataclasses.replace(recipe, name=f"{task}/x"), method, curriculum)
+        return dataclasses.replace(method_recipe, name=f"{task}/{method}", baseline=None)
 
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
         return Method(made(method), role, family, shares)
 
     def distilled(method: str, role: Role) -> Method:
-        named = codi_method(recipe, method, latents=curriculum.stages * curriculum.latents_per_step)
+        method_recipe = codi_method(recipe, method, latents=curriculum.stages * curriculum.latents_per_step)
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
-        return Method(dataclasses.replace(named, name=name, baseline=None), role, "codi", "coconut")
+        return Method(dataclasses.replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
     def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
         return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
@@ -135,8 +135,8 @@ def expressions(size: float) -> SuiteTask:
     twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
     def made(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        named = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-thoughts", curriculum)
-        return dataclasses.replace(named, name=f"expressions/{name}", description=description, baseline=None)
+        method_recipe = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-thoughts", curriculum)
+        return dataclasses.replace(method_recipe, name=f"expressions/{name}", description=description, baseline=None)
 
     forks = {
         "": ("two layers, each after a fork", bubbles),

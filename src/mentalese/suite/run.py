@@ -111,15 +111,15 @@ def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTas
                 f"recipes contains {pattern}, which names no method of {', '.join(task.name for task in tasks)}"
                 f"{nearest(pattern, names)}: remove it"
             )
-    chosen = []
+    selection = []
     for task in tasks:
-        named = [m for m in task.methods if any(fnmatch(m.name, pattern) for pattern in patterns)]
-        families = {family for m in named if m.role == "mechanism" for family in (m.family, m.shares)}
-        methods = [m for m in task.methods if m in named or (m.role in ("twin", "control") and m.family in families)]
+        matches = [m for m in task.methods if any(fnmatch(m.name, pattern) for pattern in patterns)]
+        families = {family for m in matches if m.role == "mechanism" for family in (m.family, m.shares)}
+        methods = [m for m in task.methods if m in matches or (m.role in ("twin", "control") and m.family in families)]
         if len(methods) < 2:
             raise InputError(
                 f"recipes are {', '.join(patterns)}, which leaves {len(methods)} of the methods of {task.name}: use "
                 f"two or more of {', '.join(method.name for method in task.methods)}"
             )
-        chosen.append(dataclasses.replace(task, methods=tuple(methods)))
-    return chosen
+        selection.append(dataclasses.replace(task, methods=tuple(methods)))
+    return selection

@@ -116,8 +116,8 @@ def gestalt(size: float) -> dict[str, Any]:
 
 def forgetful(model: dict[str, Any]) -> dict[str, Any]:
     """Return Thought Gestalt without its memory."""
-    read = ("memory_size", "gate_init", *RELEASED_HEAD)
-    return {name: value for name, value in model.items() if name not in read} | {"memory": "none"}
+    fields = ("memory_size", "gate_init", *RELEASED_HEAD)
+    return {name: value for name, value in model.items() if name not in fields} | {"memory": "none"}
 
 
 def sentences(task: str, size: float, name: str, description: str, model: dict[str, Any]) -> Recipe:
@@ -159,7 +159,7 @@ def composed(size: float) -> SuiteTask:
     """Two ideas at once on `RECALL`: a memory on a looped decoder, and a memory whose next vector is predicted."""
     model = gestalt(size)
     turning = model | TURNS
-    made = partial(sentences, "composed", size)
+    method = partial(sentences, "composed", size)
     looping = {
         "": ("two layers twice, with a memory", turning),
         "twin": ("two layers twice", forgetful(turning)),
@@ -170,8 +170,8 @@ def composed(size: float) -> SuiteTask:
         "twin": ("four layers, with a memory", model),
     }
     methods = (
-        *compared(made, "looped", looping, "looped memory"),
-        *compared(made, "next-vector", ahead, "next vector"),
+        *compared(method, "looped", looping, "looped memory"),
+        *compared(method, "next-vector", ahead, "next vector"),
     )
     return SuiteTask("composed", RECALL, methods, "flops", "answers")
 

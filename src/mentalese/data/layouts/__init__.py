@@ -42,5 +42,5 @@ def layout_of(fields: Any) -> Any:
     """Return the layout that `kind` and its fields describe; a layout is returned as it is."""
     if not isinstance(fields, dict):
         return fields
-    own = {name: value for name, value in fields.items() if name != "kind"}
-    return from_data(layout_class(fields.get("kind")), "layout", own)
+    options = {name: value for name, value in fields.items() if name != "kind"}
+    return from_data(layout_class(fields.get("kind")), "layout", options)

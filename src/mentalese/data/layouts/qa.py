@@ -171,8 +171,8 @@ class QuestionAnswer(RowLayout):
             )
         answer, stage = split.segments[last], np.full(documents, self.stage)
         if generator is not None and self.uniform_prob:
-            drawn = generator.integers(0, self.stages, documents, endpoint=True)
-            stage = np.where(generator.random(documents) < self.uniform_prob, drawn, stage)
+            random_stages = generator.integers(0, self.stages, documents, endpoint=True)
+            stage = np.where(generator.random(documents) < self.uniform_prob, random_stages, stage)
         if self.removal == "tokens":
             removed = stage
             if generator is not None and self.removal_smoothing is not None:

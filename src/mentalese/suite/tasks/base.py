@@ -72,8 +72,8 @@ class Task(ABC):
     def check(self, option: str, condition: bool, remedy: str) -> None:
         """Raise `InputError` unless an option meets its condition."""
         value = getattr(self, option)
-        shown = f"{value[0]}-{value[1]}" if isinstance(value, tuple) else value
-        require(condition, f"{option} of builtin:{self.name}", shown, remedy)
+        text = f"{value[0]}-{value[1]}" if isinstance(value, tuple) else value
+        require(condition, f"{option} of builtin:{self.name}", text, remedy)
 
     def check_range(self, option: str, least: int, most: int) -> None:
         """Raise `InputError` unless an option is a number, or two, from `least` to `most`."""
@@ -163,11 +163,11 @@ class MarkovText(Task):
     def nats(self, ids: np.ndarray, visible: int) -> np.ndarray:
         """Return -log p of each word given the last `visible` words before it; float64 [documents, length]."""
         length = ids.shape[1]
-        found = np.empty(ids.shape)
+        losses = np.empty(ids.shape)
         for stop in range(1, length + 1):
             start = max(0, stop - 1 - visible)
-            found[:, stop - 1] = self.log_marginal(ids, start, stop - 1) - self.log_marginal(ids, start, stop)
-        return found
+            losses[:, stop - 1] = self.log_marginal(ids, start, stop - 1) - self.log_marginal(ids, start, stop)
+        return losses
 
     def levels(self, start: int = 0) -> Levels:
         """See `Task.levels`; only of the words from place `start` on, given all before them."""
@@ -215,9 +215,9 @@ def with_options(task: type[Task], options: str) -> Task:
     """
     fields = {field.name: field for field in dataclasses.fields(task)}
     values: dict[str, Any] = {}
-    for written in options.split(",") if options else ():
-        name, _, value = (part.strip() for part in written.partition("="))
-        where = f"data.source has the option {written!r}"
+    for option in options.split(",") if options else ():
+        name, _, value = (part.strip() for part in option.partition("="))
+        where = f"data.source has the option {option!r}"
         if name not in fields:
             raise InputError(f"{where}: builtin:{task.name} has {', '.join(fields)}{nearest(name, fields)}")
         if name in values:
@@ -234,5 +234,5 @@ def _value(where: str, value: str, default: Any) -> Any:
     if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
         form = "a whole number, or two as 3-4" if isinstance(default, tuple) else "a whole number"
         raise InputError(f"{where}: set {form}")
-    found = [int(number) for number in numbers]
-    return (found[0], found[-1]) if isinstance(default, tuple) else found[0]
+    bounds = [int(number) for number in numbers]
+    return (bounds[0], bounds[-1]) if isinstance(default, tuple) else bounds[0]

@@ -109,21 +109,21 @@ def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, 
 
 def _combined(left: np.ndarray, right: np.ndarray, sign: str) -> np.ndarray:
     """Return the distribution of the value of a bracket, from those of its parts; [10]."""
-    found = np.zeros(MODULUS)
+    probabilities = np.zeros(MODULUS)
     for a in range(MODULUS):
         for b in range(MODULUS):
-            found[_OPERATIONS[sign](a, b) % MODULUS] += left[a] * right[b]
-    return found
+            probabilities[_OPERATIONS[sign](a, b) % MODULUS] += left[a] * right[b]
+    return probabilities
 
 
 def distributions(deepest: int) -> list[np.ndarray]:
     """p(value) of an expression of depth 0 to `deepest`, [10] each."""
-    found = [np.full(MODULUS, 1 / MODULUS)]
+    by_depth = [np.full(MODULUS, 1 / MODULUS)]
     for depth in range(1, deepest + 1):
         parts = [pair for other in range(depth) for pair in ((depth - 1, other), (other, depth - 1))]
-        brackets = [_combined(found[left], found[right], sign) for left, right in parts for sign in _OPERATIONS]
-        found.append(np.mean(brackets, axis=0))
-    return found
+        brackets = [_combined(by_depth[left], by_depth[right], sign) for left, right in parts for sign in _OPERATIONS]
+        by_depth.append(np.mean(brackets, axis=0))
+    return by_depth
 
 
 def _outermost(values: list[np.ndarray], depth: int) -> float:
@@ -132,10 +132,10 @@ def _outermost(values: list[np.ndarray], depth: int) -> float:
     def known(part: int) -> list[np.ndarray]:
         return list(np.eye(MODULUS)) if part == 0 else [values[part]]
 
-    found = []
+    shares = []
     for other in range(depth):
         for left, right in ((depth - 1, other), (other, depth - 1)):
             for sign in _OPERATIONS:
                 guesses = [_combined(a, b, sign).max() for a in known(left) for b in known(right)]
-                found.append(np.mean(guesses))
-    return float(np.mean(found))
+                shares.append(np.mean(guesses))
+    return float(np.mean(shares))

@@ -93,33 +93,33 @@ class Phrases(MarkovText):
     @cached_property
     def table(self) -> np.ndarray:
         """The words of each phrase, int64 [concepts, phrases, tokens]; all phrases differ."""
-        wanted = self.concepts * self.phrases
+        count = self.concepts * self.phrases
         key = self.key("phrases", self.words, self.tokens)
-        found: dict[tuple[int, ...], None] = {}
+        phrases: dict[tuple[int, ...], None] = {}
         block = 0
-        while len(found) < wanted:
-            drawn = (uniforms(f"{key} {block}", wanted, self.tokens) * self.words).astype(np.int64)
-            found |= dict.fromkeys(map(tuple, drawn.tolist()))
+        while len(phrases) < count:
+            words = (uniforms(f"{key} {block}", count, self.tokens) * self.words).astype(np.int64)
+            phrases |= dict.fromkeys(map(tuple, words.tolist()))
             block += 1
-        return np.array(list(found)[:wanted]).reshape(self.concepts, self.phrases, self.tokens)
+        return np.array(list(phrases)[:count]).reshape(self.concepts, self.phrases, self.tokens)
 
     @cached_property
     def marginals(self) -> np.ndarray:
         """p(concept), nothing else known, [length, concepts]; the first one is uniform."""
-        found = [np.full(self.concepts, 1 / self.concepts)]
+        distributions = [np.full(self.concepts, 1 / self.concepts)]
         for _ in range(self.length - 1):
-            found.append(found[-1] @ self.chain)
-        return np.stack(found)
+            distributions.append(distributions[-1] @ self.chain)
+        return np.stack(distributions)
 
     def sample(self, key: str, documents: int) -> np.ndarray:
         chance = uniforms(key, 2, self.length, documents)
         concept = (chance[0, 0] * self.concepts).astype(np.int64)
-        written = []
+        words = []
         for place in range(self.length):
             if place:
                 concept = draw(self.chain[concept], chance[0, place])
-            written.append(self.table[concept, (chance[1, place] * self.phrases).astype(np.int64)])
-        return np.concatenate(written, axis=1)
+            words.append(self.table[concept, (chance[1, place] * self.phrases).astype(np.int64)])
+        return np.concatenate(words, axis=1)
 
     def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
         total = np.zeros(len(ids))
@@ -130,8 +130,10 @@ class Phrases(MarkovText):
         while place < stop:
             offset = place % self.tokens
             end = min(stop, place - offset + self.tokens)
-            seen = self.table[:, :, offset : offset + end - place]
-            fits = (ids[:, None, None, place:end] == seen).all(-1).mean(-1)  # p(words | concept), [documents, concepts]
+            visible = self.table[:, :, offset : offset + end - place]
+            fits = (
+                (ids[:, None, None, place:end] == visible).all(-1).mean(-1)
+            )  # p(words | concept), [documents, concepts]
             joint = concepts * fits
             likelihood = joint.sum(1, keepdims=True)
             total += np.log(likelihood[:, 0])

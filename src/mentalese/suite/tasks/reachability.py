@@ -106,10 +106,10 @@ class Reachability(Task):
     @cached_property
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
         """The candidates that each split asks about."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        by_split: dict[str, list[tuple[str, str]]] = {}
         for pair in combinations(_WORDS[self.facts][1], 2):
-            found.setdefault(self.owner(" ".join(pair)), []).append(pair)
-        return found
+            by_split.setdefault(self.owner(" ".join(pair)), []).append(pair)
+        return by_split
 
     def questions(self, split: str) -> Iterator[Question]:
         """Yield the questions of a split with their graphs, without an end."""
@@ -139,10 +139,10 @@ class Reachability(Task):
         return len(document.segments or ()) - 2
 
     def levels(self) -> Levels:
-        read = dataclasses.replace(self, facts="sentences")  # as the rules do
-        tried = rule_accuracy(islice(read.questions("train"), min(_TRIED, self.count)))
+        reader = dataclasses.replace(self, facts="sentences")  # as the rules do
+        tried = rule_accuracy(islice(reader.questions("train"), min(_TRIED, self.count)))
         best = max((name for name in RULES if _is_local(*RULES[name])), key=lambda name: abs(tried[name] - 0.5))
-        accuracy = rule_accuracy(islice(read.questions("test"), self.size("test")))[best]
+        accuracy = rule_accuracy(islice(reader.questions("test"), self.size("test")))[best]
         return Levels(1.0, max(0.5, accuracy if tried[best] >= 0.5 else 1 - accuracy), 0.5, "accuracy")
 
 
@@ -179,12 +179,12 @@ class _Graph:
 
     def _draw(self, choices: list[int], mean: float, least: int = 0) -> list[int]:
         """Return a Poisson number of different nodes."""
-        wanted, found = min(max(_poisson(self.rng, mean), least), len(choices)), list[int]()
-        while len(found) < wanted:
+        number, nodes = min(max(_poisson(self.rng, mean), least), len(choices)), list[int]()
+        while len(nodes) < number:
             node = choices[int(self.rng.random() * len(choices))]
-            if node not in found:
-                found.append(node)
-        return found
+            if node not in nodes:
+                nodes.append(node)
+        return nodes
 
     def _add(self, parents: list[int], mirror: int) -> None:
         """A node; without parents it is another person, who reaches neither candidate unless by `_add_parents`."""
@@ -204,8 +204,8 @@ class _Graph:
 
     def _add_alone(self, choices: list[int], least: int = 0) -> None:
         """A node that is its own mirror image."""
-        drawn = self._draw(choices, PARENTS / 2, least)
-        self._add(list(dict.fromkeys(node for own in drawn for node in (own, self.mirror[own]))), len(self.parents))
+        nodes = self._draw(choices, PARENTS / 2, least)
+        self._add(list(dict.fromkeys(node for own in nodes for node in (own, self.mirror[own]))), len(self.parents))
 
     def _add_pair(self, choices: list[int]) -> None:
         """A node and its mirror image."""
@@ -248,27 +248,27 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
     while True:  # hardly ever twice
         graph = _Graph(rng, hops, nodes)
         edges = [(parent, node) for node, own in enumerate(graph.parents) for parent in own]
-        used = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
-        people = [node for node in used if not graph.parents[node]]
+        used_nodes = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
+        people = [node for node in used_nodes if not graph.parents[node]]
         if len(people) <= len(names):
             break
-    concepts = [node for node in used if graph.parents[node] and node not in ends]
+    concepts = [node for node in used_nodes if graph.parents[node] and node not in ends]
     word = dict(zip(people, rng.sample(names, len(people)), strict=True))
     word |= dict(zip(concepts, rng.sample([word for word in known if word not in pair], len(concepts)), strict=True))
     word |= dict(zip(ends, rng.sample(pair, 2)))
     root = int(rng.random() * 2)
     path = graph.path(ends[root])
-    place = {node: i for i, node in enumerate(used)}
+    place = {node: i for i, node in enumerate(used_nodes)}
     facts = {(a, b): _fact(word[a], word[b], form) for a, b in edges}
     first, second = rng.sample(pair, 2)
-    told = _line(rng.sample(list(facts.values()), len(facts)), form)
+    facts_line = _line(rng.sample(list(facts.values()), len(facts)), form)
     return Question(
-        symbols=tuple(word[node] for node in used),
+        symbols=tuple(word[node] for node in used_nodes),
         edges=tuple((place[a], place[b]) for a, b in edges),
         root=place[root],
         target=place[ends[root]],
         negative_target=place[ends[1 - root]],
-        question=f"{told} {_asked(word[root], first, second, form)}",
+        question=f"{facts_line} {_asked(word[root], first, second, form)}",
         steps=tuple(_line([facts[edge]], form) for edge in pairwise(path)),
         answer=word[ends[root]] if form == "words" else _fact(word[root], word[ends[root]], form),
     )
@@ -302,9 +302,9 @@ def _asked(root: str, first: str, second: str, form: str) -> str:
 
 
 def _poisson(rng: random.Random, mean: float) -> int:
-    count, left, bound = 0, rng.random(), math.exp(-mean)
-    while left > bound:
-        count, left = count + 1, left * rng.random()
+    count, product, bound = 0, rng.random(), math.exp(-mean)
+    while product > bound:
+        count, product = count + 1, product * rng.random()
     return count
 
 
@@ -335,14 +335,14 @@ def _is_local(what: str, forward: int, back: int) -> bool:
 def rule_accuracy(questions: Iterable[Question]) -> dict[str, float]:
     """Return the share of questions that each of `RULES` answers; a tie counts half."""
     right = dict.fromkeys(RULES, 0.0)
-    asked = 0
+    total = 0
     for question in questions:
-        asked += 1
+        total += 1
         views = _views(question)
         for name, (what, forward, back) in RULES.items():
             true, false = (_measure(question, views, end, what, forward, back) for end in (0, 1))
             right[name] += (true > false) + (true == false) / 2
-    return {name: count / asked for name, count in right.items()}
+    return {name: count / total for name, count in right.items()}
 
 
 @dataclass(frozen=True)
@@ -372,13 +372,13 @@ def _views(question: Question) -> _View:
 
 def _rings(neighbours: dict[int, int], start: int) -> list[int]:
     """Return the nodes within 0 to 4 steps."""
-    found = [1 << start]
+    rings = [1 << start]
     for _ in range(4):
-        found.append(found[-1])
+        rings.append(rings[-1])
         for node, own in neighbours.items():
-            if found[-2] >> node & 1:
-                found[-1] |= own
-    return found
+            if rings[-2] >> node & 1:
+                rings[-1] |= own
+    return rings
 
 
 def _measure(question: Question, views: _View, end: int, what: str, forward: int, back: int) -> int:
@@ -396,5 +396,5 @@ def _measure(question: Question, views: _View, end: int, what: str, forward: int
     word = question.symbols[node]
     if what == "mentions":
         return question.question.count(f" {word}")
-    facts, _, asked = question.question.rpartition("Is ")
-    return -asked.find(word) if what == "order" else facts.rfind(f" {word}.")
+    facts, _, query = question.question.rpartition("Is ")
+    return -query.find(word) if what == "order" else facts.rfind(f" {word}.")

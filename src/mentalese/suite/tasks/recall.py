@@ -101,11 +101,11 @@ class Recall(Task):
         """The keys of each split."""
         if self.key_words == 1:
             return {split: [f"the {word}" for word in _SECOND] for split in ("train", *HELD_OUT)}
-        found: dict[str, list[str]] = {}
+        by_split: dict[str, list[str]] = {}
         for first in _FIRST:
             for second in _SECOND:
-                found.setdefault(self.owner(f"{first} {second}"), []).append(f"{first} {second}")
-        return found
+                by_split.setdefault(self.owner(f"{first} {second}"), []).append(f"{first} {second}")
+        return by_split
 
     def generate(self, split: str) -> Iterator[Document]:
         values = _VALUES[: self.values]
@@ -128,7 +128,7 @@ class Recall(Task):
         return tuple(WORDS * i + _VALUE for i, sentence in enumerate(sentences) if " ? " in sentence)
 
     def levels(self) -> Levels:
-        right = asked = seen = 0
+        right = questions = visible = 0
         for document in self.documents("test"):
             bound: dict[str, tuple[int, str]] = {}
             for i, sentence in enumerate(document.segments or ()):
@@ -137,7 +137,11 @@ class Recall(Task):
                 if middle == "owns":
                     bound[key] = i, value
                 elif middle == "?":
-                    place, told = bound[key]
-                    asked, right, seen = asked + 1, right + (told == value), seen + (i - place <= self.window)
+                    place, answer = bound[key]
+                    questions, right, visible = (
+                        questions + 1,
+                        right + (answer == value),
+                        visible + (i - place <= self.window),
+                    )
         chance = 1 / self.values
-        return Levels(right / asked, seen / asked + (1 - seen / asked) * chance, chance, "accuracy")
+        return Levels(right / questions, visible / questions + (1 - visible / questions) * chance, chance, "accuracy")

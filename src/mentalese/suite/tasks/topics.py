@@ -85,10 +85,10 @@ class Topics(MarkovText):
     def marginals(self) -> np.ndarray:
         """p_k(x_t), nothing else known, [length, topics, symbols]."""
         first = self.tables[:, 0] if self.table == "unigram" else np.full((self.topics, self.symbols), 1 / self.symbols)
-        found = [first]
+        distributions = [first]
         for _ in range(self.length - 1):
-            found.append(np.einsum("ks,ksn->kn", found[-1], self.tables))
-        return np.stack(found)
+            distributions.append(np.einsum("ks,ksn->kn", distributions[-1], self.tables))
+        return np.stack(distributions)
 
     def sample(self, key: str, documents: int) -> np.ndarray:
         chance = uniforms(key, documents, self.length + 1)
