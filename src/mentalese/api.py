@@ -28,7 +28,7 @@ def train(
     resume: bool = False,
     show: bool = True,
 ) -> Saved:
-    """Train a recipe and opens the best model.
+    """Train a recipe and open the best model.
 
     Args:
         recipe: a recipe, its name, or a .json, .yaml or .toml file.
@@ -38,7 +38,7 @@ def train(
         out: the run's folder; `None`: `runs/NAME`. It gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/`
             and `result.json`.
         resume: resume the run in this folder; a finished one is opened at once.
-        show: progress on standard error.
+        show: show progress on standard error.
 
     Returns:
         The best model by validation, as `load(out)` opens it.
@@ -139,12 +139,12 @@ def answer(
 
 
 def think(model: str | Path | Saved, text: str, **options: Any) -> ThoughtTrace:
-    """What a model thinks of a text; a notebook shows it as a page.
+    """Return a model's thoughts on a text; a notebook shows them as a page.
 
     Args:
-        model: an opened model, or what `load` takes.
-        text: one text; of a model trained on questions, one question.
-        options: as of `Saved.think`, which raises the same.
+        model: an opened model, or an argument of `load`.
+        text: one text; for a model trained on questions, one question.
+        options: the options of `Saved.think`, which raises the same errors.
     """
     return _opened(model).think(text, **options)
 
@@ -162,7 +162,7 @@ def _with_source(options: dict[str, Any], data: Any) -> dict[str, Any]:
 
 
 def _place(out: str | Path | None) -> Path | None:
-    """Where a result is written; raises `InputError` if it cannot be."""
+    """Return the path of a result; raise `InputError` if it cannot be written."""
     place = None if out is None else as_path(out, "out")
     check_place(place, "out")
     return place

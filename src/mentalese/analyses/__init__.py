@@ -1,1 +1,1 @@
-"""Pictures and their numbers: what runs, results and models look like. Nothing else imports them."""
+"""Figures of runs, results and models, with their numbers. No other package imports them."""

@@ -12,8 +12,9 @@ from mentalese.formatting import by_next_token
 
 
 def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Validation perplexity and training loss, of the next token, against tokens; for runs of questions, accuracy
-    against steps.
+    """Draw validation perplexity and training loss of the next token against tokens.
+
+    For runs of questions, draw accuracy against steps.
     """
     results = [read_result(path) for path in paths]
     metrics = [metric_of(result["test"]) for result in results]
@@ -54,7 +55,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         percent_axis(left.yaxis)
         right.set(title="training loss, nats per token", ylim=(0, None))
     else:
-        # The steep start is cut off: with it, the ends, which are compared, would get a few pixels.
+        # The steep start is cut off, or the ends, which readers compare, would get only a few pixels.
         left.set_yscale("log")
         titles = {"validation_perplexity": "validation perplexity", "loss": "training loss, nats per token"}
         for axes, (name, title), factor in zip((left, right), titles.items(), (4.0, 1.5)):
@@ -71,7 +72,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _highest(series: list[list[list[float]]], factor: float) -> float | None:
-    """Where an axis is cut: at the worst end of the curves times a factor; `None`: none goes on beyond that."""
+    """Return the upper limit of an axis: the worst end of the curves times a factor; `None` if no curve exceeds it."""
     finite = [values for points in series if (values := [y for _, y in points if math.isfinite(y)])]
     highest = factor * max((values[-1] for values in finite), default=math.inf)
     return highest if any(max(values) > highest for values in finite) else None

@@ -1,4 +1,4 @@
-"""What all figures share: how runs are read, and how figures look. matplotlib is loaded when a figure is drawn."""
+"""Shared code of all figures: readers of runs, and styles. matplotlib is loaded when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Figure:
 
     Attributes:
         description: one line for `mentalese list`.
-        takes: what the paths are, e.g. `RUN ...`.
-        draw: from paths (and `text=` if `reads_text`) to a matplotlib figure and its numbers, ready for JSON.
-        reads_text: whether it shows how a model reads one text.
-        reads_source: whether it reads many texts or questions; `draw` then takes `source=` and `documents=`.
+        takes: the kind of paths, e.g. `RUN ...`.
+        draw: function from paths (and `text=` if `reads_text`) to a matplotlib figure and its numbers, for JSON.
+        reads_text: the figure shows how a model reads one text.
+        reads_source: the figure reads many texts or questions; `draw` then takes `source=` and `documents=`.
     """
 
     description: str
@@ -130,12 +130,12 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def footnote(picture: Any, text: str) -> None:
-    """A line of small grey print below a figure."""
+    """Write a line of small grey print below a figure."""
     picture.supxlabel(text, fontsize=8, color="0.4")
 
 
 def drawable(text: str, width: int, family: str | None = None) -> str:
-    """Return a text on one line of `width` characters, with � for what the font (of this family) cannot draw."""
+    """Return a text on one line of `width` characters, with � for characters that the font (of this family) lacks."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     signs = get_font(findfont(FontProperties(family=family))).get_charmap()
@@ -156,20 +156,20 @@ def mean_and_std(values: Any) -> dict[str, list[float]]:
 
 
 def band(panel: Any, x: Sequence[float], series: dict[str, list[float]], **style: Any) -> None:
-    """A line through the means of `mean_and_std`, in a band of one standard deviation."""
+    """Draw a line through the means of `mean_and_std`, in a band of one standard deviation."""
     mean, std = np.array(series["mean"]), np.array(series["std"])
     panel.plot(x, mean, **style)
     panel.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
 
 
 def count_axis(axis: Any, label: str) -> None:
-    """An axis of large numbers: 500k, 1.34M, 20M."""
+    """Format an axis of large numbers: 500k, 1.34M, 20M."""
     axis.set_major_formatter(lambda value, _: short_count(value))
     axis.set_label_text(label)
 
 
 def percent_axis(axis: Any) -> None:
-    """An axis of shares: 0%, 50%, 100%, and where they are close 50.5%."""
+    """Format an axis of shares: 0%, 50%, 100%, or 50.5% if ticks are close."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 

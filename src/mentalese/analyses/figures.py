@@ -50,7 +50,7 @@ POSITIONS = Figure(
 
 
 def figures() -> dict[str, Figure]:
-    """All figures by name: `curves`, `positions`, `suite`, `suite-text`, and `FAMILY/NAME` for those of families."""
+    """Return all figures by name: `curves`, `positions`, `suite`, `suite-text`, and `FAMILY/NAME` for families."""
     from mentalese.registry import families, load
 
     every = {"curves": CURVES, "positions": POSITIONS, **load("mentalese.suite.figures:FIGURES")}
@@ -69,19 +69,19 @@ def write_figure(
     source: str | None = None,
     documents: int | None = None,
 ) -> dict[str, Any]:
-    """Draw a figure into `out` and writes its numbers next to it, as JSON; returns these.
+    """Draw a figure into `out`, write its numbers next to it as JSON, and return them.
 
     Args:
         name: one of `figures()`.
         paths: runs, results or models, as the figure takes them.
         out: the figure's file; its suffix is the format, one of `FORMATS`.
-        text: for figures that show how a model reads one text.
-        source, documents: for figures of many texts or questions: which (`DataConfig.source`), instead of the model's
-            own, and how many of them.
+        text: the text, for figures that show how a model reads one text.
+        source, documents: the source (`DataConfig.source`; `None`: the model's), and the number of documents to read,
+            for figures of many texts or questions.
 
     Raises:
-        InputError: no such figure, nothing to draw, a file that cannot be written, numbers that would replace a file
-            that no figure has written, or matplotlib is not installed.
+        InputError: the figure does not exist, there is nothing to draw, a file cannot be written, the numbers would
+            replace a file that is not from a figure, or matplotlib is not installed.
     """
     available = figures()
     if name not in available:

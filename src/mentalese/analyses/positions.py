@@ -1,4 +1,4 @@
-"""How well tokens are predicted, by how much of their document a model has read: what long context is worth."""
+"""Nats per token by the place in a document, which show the worth of long context."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mentalese.models.saved import load
 
 
 def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
-    """Mean scores of a document's first tokens, in spans that double: 1, 2-3, 4-7 ... up to `length`.
+    """Return mean scores of a document's first tokens, in spans that double: 1, 2-3, 4-7 ... up to `length`.
 
     Later tokens are not counted: windows give them less context than their place in the document suggests.
 
     Args:
-        scores: [len(split.tokens)], nats, NaN if not scored.
+        scores: nats per token [len(split.tokens)], NaN if not scored.
         length: tokens that a model reads at once.
 
     Returns:
@@ -42,11 +42,11 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[
 def draw_positions(
     paths: Sequence[str], *, source: str | None = None, documents: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Nats per token against the place in the document, of models on the test split of one text.
+    """Draw nats per token against the place in the document, of models on the test split of one text.
 
     Args:
-        source: the text; `None`: the one that the first model was trained on.
-        documents: read the first N; `None`: all.
+        source: the text; `None`: the training data of the first model.
+        documents: the number of first documents to read; `None`: all.
 
     Raises:
         InputError: models whose tokenizers split the text into different tokens, or that score none.

@@ -61,8 +61,8 @@ class Contender:
     """One recipe, built as the training loop builds it, that trains and generates turn by turn.
 
     Args:
-        recipe: what is measured.
-        folder: of a run; nothing is written to it.
+        recipe: the recipe to measure.
+        folder: the folder of a run; nothing is written to it.
     """
 
     def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:

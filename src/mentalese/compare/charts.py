@@ -24,7 +24,7 @@ COLOURS = 6  # of the palette; further models reuse them with dashes, or as ring
 
 
 class Shape(NamedTuple):
-    """A path: its classes, its points, and what a pointer at it shows."""
+    """A path: its classes, its points, and its tooltip."""
 
     classes: str
     path: str
@@ -80,13 +80,13 @@ class Chart:
 
 @dataclass(frozen=True)
 class Measure:
-    """An axis: how its numbers are written, and whether its scale is logarithmic.
+    """An axis: the format of its numbers, and its scale.
 
     Attributes:
-        unit: after a number in text, and below the axis.
-        show: writes a number.
-        tick: writes a tick.
-        step: ticks are round multiples of it.
+        unit: the unit, after a number in text, and below the axis.
+        show: function that formats a number.
+        tick: function that formats a tick.
+        step: unit of which ticks are round multiples.
         from_zero: the axis starts at zero; charts remark that others do not.
     """
 
@@ -191,8 +191,8 @@ def stops(curves: Sequence[Curve]) -> list[float]:
 def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) -> Chart:
     right = max(c.x[-1] for c in curves)
     low, high = min(min(c.low) for c in curves), max(max(c.high) for c in curves)
-    # The steep start is cut off: with it, the ends, which are compared, would get a few pixels. The chart shows the
-    # last factor of three in perplexity, which is the last 1.1 nats of a loss, and more if a model ends higher.
+    # The steep start is cut off, or the ends, which readers compare, would get only a few pixels. The chart shows the
+    # last factor of three in perplexity, or 1.1 nats of a loss, and more if a model ends higher.
     ends = max(c.high[-1] for c in curves)
     most = max(3 * low, 1.2 * ends) if down.logarithmic else max(low + math.log(3), ends + math.log(1.2))
     remarks = ["log scale"] * down.logarithmic

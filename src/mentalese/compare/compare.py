@@ -55,7 +55,7 @@ _COUNTED_STEPS = 10_000
 _FITTED_STEPS = 256
 _LENGTHS_TRIED = 16
 
-# All recipes must agree on these, or their results could not be compared.
+# Results are comparable only if all recipes agree on these.
 _SHARED = (
     ("data", "source"),
     ("data", "text_column"),
@@ -88,20 +88,20 @@ def compare(
     show: bool = True,
     train: Callable[..., RunResult] = loop.train,
 ) -> dict[str, Any]:
-    """Train and evaluates every recipe with every seed; writes `compare.json` and `report.html` into `out`.
+    """Train and evaluate every recipe with every seed; write `compare.json` and `report.html` into `out`.
 
     Args:
-        recipes: the first one sets the budget, and is the baseline of those whose own is not among them.
-        out: gets `<recipe>/seed-<k>/`, one run folder each; finished runs are kept, interrupted runs resumed.
+        recipes: recipes; the first one sets the budget, and is the baseline of recipes whose baseline is not listed.
+        out: the folder of run folders `<recipe>/seed-<k>/`; finished runs are kept, interrupted runs resumed.
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
         seeds: runs per recipe; they count up from the recipe's `train.seed`.
-        tuned_fields: `section.field` -> values; each recipe is trained with all of them first, with another seed, and
-            compared with the setting that is best on the validation split (`mentalese.compare.tuning`).
+        tuned_fields: `section.field` -> values; each recipe is first trained with all values, under another seed, and
+            compared with its best setting on the validation split (`mentalese.compare.tuning`).
         jobs, executor: runs at once, and where, see `run_jobs`.
         ablate: also score the first seed's model of each recipe that thinks, without its thoughts, see
             `mentalese.evaluation.ablation`.
-        train: trains one recipe in one folder.
+        train: function that trains one recipe in one folder.
 
     Returns:
         The content of `compare.json`.
@@ -197,9 +197,9 @@ def _train(
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:
-    """Set a recipe's length so that it costs what the first one does, over seeds the median.
+    """Return a function that sets a recipe's length to the cost of the first recipe, the median over seeds.
 
-    The first one keeps its own length, unless a tuned field can change its cost.
+    The first recipe keeps its length, unless a tuned field can change its cost.
     """
     costs = []
     with progress(f"counting {match} of {first.name}", seeds, show=show) as bar:
@@ -332,7 +332,7 @@ def _cost(recipe: Recipe, match: str, show: bool) -> int:
 
 
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
-    """The recipe at the length whose training costs `budget` FLOPs, up to a step or a share of `FLOPS_TOLERANCE`."""
+    """Return the recipe at the length whose training costs `budget` FLOPs, up to a step or `FLOPS_TOLERANCE`."""
     outline = _Outline.of(recipe, show)
     micros = recipe.train.gradient_accumulation_steps
 
@@ -359,11 +359,11 @@ def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
 def flops_per_token(
     model: LanguageModel, plan: Plan, micro_batches: int, samples: int = 16, *, seed: int | None = None
 ) -> float:
-    """Training FLOPs per lexical token, over steps spread evenly over the plan.
+    """Return the training FLOPs per lexical token, over steps spread evenly over the plan.
 
     Args:
-        seed: of a run whose steps are all counted; what its model draws once per step then counts as it is drawn,
-            and not at its mean.
+        seed: seed of a run whose steps are all counted; random choices of its model then count as drawn, not at their
+            mean.
     """
     count = min(samples, plan.total_steps)
     flops = 0

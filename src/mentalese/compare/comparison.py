@@ -26,11 +26,11 @@ class Row:
 
     Attributes:
         figures: figures of the test split and costs, by name: `mean`, `std`, `min` and `max` over seeds.
-        runs: one per seed.
+        runs: results of runs, one per seed.
         baseline: name of the row that this one is compared with; `None` for the baseline itself.
         change: ratio or difference to the baseline (`Metric.change`); `None` if the two were scored on other tokens or
             questions.
-        paired_test: of the seeds and those of the baseline; `None` for too few.
+        paired_test: test of the seeds against the seeds of the baseline; `None` for too few.
         commands: command of each run.
         answers: files with the answers of runs, in the folder of the comparison.
         tuning: trials, see `Tuned.to_dict`.
@@ -169,10 +169,10 @@ class Comparison:
 
 
 def paired_test(runs: Sequence[RunResult], reference: Sequence[RunResult]) -> PairedTest | None:
-    """Test runs against those of another recipe, seed by seed; `None` for fewer than three seeds, or if they were
-    scored on different numbers of tokens or questions.
+    """Test runs against runs of another recipe, seed by seed.
 
-    Tested are accuracies, or nats per token (the logarithms of perplexities).
+    The test compares accuracies, or nats per token (the logarithms of perplexities). Return `None` for fewer than three
+    seeds, or if the runs were scored on different numbers of tokens or questions.
     """
     if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST or not scored_alike([*runs, *reference]):
         return None

@@ -1,7 +1,8 @@
 """Executors of trainings: processes of this machine, or jobs of a cluster.
 
-Each training has one thread on a CPU, or one GPU, so its result does not depend on how many run at once. An order (a
-recipe and a folder) is sent, and only errors come back: results are in the run folders, which all machines have to see.
+Each training has one thread on a CPU, or one GPU, so its result does not depend on the number of parallel trainings. An
+order (a recipe and a folder) is sent, and only errors come back: results are in the run folders, which all machines
+must see.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Running(Protocol):
 
 
 def train_order(order: Order) -> Outcome:
-    """Train what an order states; return `error` and `message` of an error, if there was one."""
+    """Train the recipe of an order; return `error` and `message` of an error, if there was one."""
     sys.argv = order["argv"]  # the command that the result names
     try:
         loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
@@ -77,7 +78,7 @@ class Processes:
         return outcome
 
     def stop(self) -> None:
-        """End what still runs, each training with a checkpoint."""
+        """End all running trainings, each with a checkpoint."""
         for process in self.started:
             process.end_input()
         self.threads.shutdown()
@@ -88,7 +89,7 @@ class Processes:
 class _Process:
     def __init__(self, slot: int) -> None:
         self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        # In a session of its own: Ctrl-C reaches this process only, which stops the others in order.
+        # A separate session: Ctrl-C reaches only this process, which stops the others in order.
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
@@ -167,7 +168,7 @@ class Cluster:
         executor: `slurm:timeout_min=60,slurm_partition=gpu`, with parameters of `submitit.AutoExecutor`.
 
     Raises:
-        InputError: another cluster, an option of another form, or a cluster that cannot be used.
+        InputError: an unknown cluster, a malformed option, or a cluster that cannot be used.
     """
 
     poll_seconds = 1.0
@@ -192,7 +193,7 @@ class Cluster:
         return job
 
     def stop(self) -> None:
-        """Cancel what still runs."""
+        """Cancel all running jobs."""
         for job in self.jobs:
             if not job.done():
                 with contextlib.suppress(OSError):
@@ -223,7 +224,7 @@ class _Training:
         return train_order(self.order)
 
     def checkpoint(self) -> Any:
-        """Return what submitit sends again; the run has its own checkpoints."""
+        """Return the submission that submitit sends again; the run writes checkpoints itself."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

@@ -57,7 +57,7 @@ def figure(row: Row) -> str:
 
 
 def estimator_label(row: Row) -> str:
-    """Return what is written after a perplexity that is not an exact likelihood."""
+    """Return the label after a perplexity that is not an exact likelihood."""
     return "" if row.metric is ACCURACY else scored_as(row.protocol)
 
 

@@ -30,9 +30,9 @@ class Job:
     """One training.
 
     Attributes:
-        folder: of the run.
+        folder: folder of the run.
         may_diverge: a loss that is not finite is a result, `None`, and not an error.
-        priority: of jobs that wait, those with the lowest number are next.
+        priority: order of waiting jobs; the lowest number is next.
     """
 
     recipe: Recipe
@@ -67,15 +67,15 @@ def run_jobs(
     """Return each job's result, in the order in which jobs were added.
 
     Args:
-        count: how many run at once, each in a process of its own; `None`: all in this process, one after the other.
-        executor: sends them to a cluster instead, `count` at once, see `mentalese.compare.executors.Cluster`.
-        train: trains one recipe in one folder of this process.
-        then: adds jobs once a result is there, in this process.
+        count: number of jobs at once, each in a separate process; `None`: all in this process, one after the other.
+        executor: cluster that runs the jobs instead, `count` at once, see `mentalese.compare.executors.Cluster`.
+        train: function that trains one recipe in one folder of this process.
+        then: function that returns further jobs for each result, in this process.
 
     Raises:
         InputError: a job's recipe, data or folder cannot be used.
         Stopped, Interrupted: SIGINT or SIGTERM came; running jobs have saved a checkpoint.
-        FloatingPointError: a job diverged that may not.
+        FloatingPointError: a job diverged without `may_diverge`.
     """
     check_jobs(count, executor)
     work = _Work(jobs, then)
@@ -102,7 +102,7 @@ def check_jobs(count: int | None, executor: str | None) -> None:
 
 
 class _Work:
-    """Jobs in the order in which they were added, their results by index, and which of them wait."""
+    """Jobs in the order in which they were added, their results by index, and the waiting jobs."""
 
     def __init__(self, jobs: Sequence[Job], then: Then) -> None:
         self.jobs: list[Job] = []
@@ -171,7 +171,7 @@ def _result(job: Job, outcome: Outcome) -> Result:
 
 
 def _has_diverged(job: Job) -> bool:
-    """Return whether the folder records that this very job diverged before."""
+    """Test if the folder records that the same job diverged before."""
     path = job.folder / "diverged.json"
     return job.may_diverge and path.is_file() and read_json(path)["fingerprint"] == job.recipe.fingerprint()
 
@@ -193,7 +193,7 @@ def _report(work: _Work, running: dict[int, Running], shares: list[float], bar: 
             continue
         share = 1.0 if index in work.results else _share(job)
         if index == len(shares):
-            # What an earlier call did took this one no time: the time left is estimated from what this one adds.
+            # The remaining time is estimated without the work of earlier calls.
             bar.start += share
         shares[index : index + 1] = [share]
     names = ", ".join(f"{work.jobs[i].recipe.name} {work.jobs[i].folder.name} {shares[i]:.0%}" for i in running)
@@ -202,7 +202,7 @@ def _report(work: _Work, running: dict[int, Running], shares: list[float], bar: 
 
 
 def _share(job: Job) -> float:
-    """Return how much of a training is done, by the last logged step."""
+    """Return the completed share of a training, by the last logged step."""
     if (job.folder / "result.json").is_file():
         return 1.0
     train = job.recipe.train

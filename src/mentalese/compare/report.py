@@ -175,7 +175,7 @@ def _change(row: Row, form: str, word: str, scale: float = 1) -> Cell:
 
 
 def _removed(row: Row) -> Cell:
-    """Return what the first seed's score loses without thoughts; empty for a model that has none."""
+    """Return the loss in the first seed's score without thoughts; empty for a model without thoughts."""
     if not row.ablation:
         return Cell("")
     removed = next(part for part in row.ablation["ablations"] if part["thoughts"] == "removed")

@@ -1,10 +1,10 @@
 """Tuning as part of a comparison: the same number of trials for every recipe, chosen on the validation split.
 
-A trial is a run with one setting of the tuned fields and a seed of its own, so that the seeds that are reported have
-not been selected. Of trials that answered as many questions the one with the likelier answers is best. If the best
-value of a number is the lowest or highest one tried, the range is extended by the next value, at the same ratio, up to
-twice, but not across 1; ranges of integers and from 0 are not extended. If the same comparison is run again with more
-values and another one is best, its seeds are trained again; the runs that were reported before are renamed.
+A trial is a run with one setting of the tuned fields and a separate seed, so that reported seeds are not selected. If
+trials answered equally many questions, the one with the likelier answers is best. If the best value of a number is the
+lowest or highest one tried, the range is extended by the next value, at the same ratio, up to twice, but not across 1;
+ranges of integers and from 0 are not extended. If the same comparison is run again with more values and another one is
+best, its seeds are trained again, and the runs of the earlier report are renamed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Settings = dict[str, str]
 
 @dataclass
 class Trial:
-    """One setting and what it reached.
+    """One setting and its score.
 
     Attributes:
         value: the best value of the recipe's metric on the validation split; `None` until it is known, and if the loss
             was not finite.
-        nll: of answers, nats per token there, which decides between trials that were right as often.
+        nll: nats per token of the answers in that split, which decides between trials of equal accuracy.
         extended: the setting was added because the best one was at the edge.
     """
 
@@ -57,9 +57,9 @@ class Tuned:
     """A recipe's trials; `recipe` has the best setting and its own seed, once nothing is `pending`.
 
     Attributes:
-        folder: of the recipe's runs; trials are in its subfolder `trials`.
-        fit: gives a trial the length that all runs share.
-        pending: settings to try next: the grid, then what extends a range whose best value is at an edge.
+        folder: folder of the recipe's runs; trials are in its subfolder `trials`.
+        fit: function that gives a trial the length that all runs share.
+        pending: settings to try next: the grid, then extensions of ranges whose best value is at an edge.
     """
 
     base: Recipe
@@ -90,7 +90,7 @@ class Tuned:
                 trial.value, trial.nll = figure[self.metric.name], figure["nll"]
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
         best = self.best.settings
-        # Across 1, a share becomes no value at all (a dropout), or something else (a warm-up in steps).
+        # Above 1, a share is not valid (a dropout), or has another meaning (a warm-up in steps).
         further = [(name, value) for name, value in beyond if (float(best[name]) < 1) == (float(value) < 1)]
         self.pending = [best | {name: value} for name, value in further]
         self.extensions += 1
@@ -142,8 +142,9 @@ class Tuned:
                 yield one, self.fit(with_settings(self.base, one))
 
     def beyond(self) -> Iterator[tuple[str, str]]:
-        """Fields whose range is extended, and the next value: numbers with fractions, above 0, whose best value is the
-        lowest or highest one tried.
+        """Yield each field whose range is extended, and the next value.
+
+        These are numbers with fractions, above 0, whose best value is the lowest or highest one tried.
         """
         best = self.best.settings
         for name, text in best.items():

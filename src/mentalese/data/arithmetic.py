@@ -35,7 +35,7 @@ def arithmetic() -> tuple[Document, ...]:
 
 
 def word_problems(count: int, seed: int = 0) -> list[Problem]:
-    """Return the problems of `arithmetic`; problem i is the same whatever `count` is."""
+    """Return the problems of `arithmetic`; problem i does not depend on `count`."""
     return [_problem(random.Random(f"arithmetic {ARITHMETIC_VERSION} {seed} {i}")) for i in range(count)]
 
 
@@ -77,7 +77,7 @@ def _problem(rng: random.Random) -> Problem:
 
 
 def _changes(writer: _Writer, rng: random.Random) -> None:
-    """Tell how a number of things changes, one to four times."""
+    """Write a problem about a number of things that changes one to four times."""
     name, friend = writer.names(2)
     have = rng.randint(4, 60)
     writer.tell("start", name=name, n=have)
@@ -95,7 +95,7 @@ def _changes(writer: _Writer, rng: random.Random) -> None:
 
 
 def _comparison(writer: _Writer, rng: random.Random) -> None:
-    """Tell of two or three people, each of whom has more or fewer than the one before, and ask for the sum."""
+    """Write a problem about the sum of what two or three people have, each more or fewer than the one before."""
     names = writer.names(rng.randint(2, 3))
     amounts = [rng.randint(4, 40)]
     writer.tell("first", name=names[0], n=amounts[0])
@@ -108,7 +108,7 @@ def _comparison(writer: _Writer, rng: random.Random) -> None:
 
 
 def _purchase(writer: _Writer, rng: random.Random) -> None:
-    """Tell of two kinds of containers with some things in each, and often of some that are given away."""
+    """Write a problem about two kinds of containers with some things in each; often some are given away."""
     name, friend = writer.names(2)
     kinds = rng.sample(writer.words["containers"], 2)
     counts, sizes = ([rng.randint(2, 9) for _ in kinds] for _ in range(2))

@@ -1,4 +1,4 @@
-"""Batches: named tensors of one shape convention, whatever the layout of the text."""
+"""Batches: named tensors whose shapes follow one convention for all layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mentalese.nn.transfer import send
 
 Batch = dict[str, Any]
 """Flat token streams: `input_ids` and `labels` (-100 = not a target) [batch, length], `attention_mask` [batch, length]
-if rows are padded, and whatever else a layout adds (`question_lengths` [batch] for questions)."""
+if rows are padded, and tensors that a layout adds (`question_lengths` [batch] for questions)."""
 
 
 def to_device(batch: Batch, device: str | torch.device) -> Batch:

@@ -1,6 +1,6 @@
-"""Built-in data: nothing is downloaded, and no text of other people is shipped.
+"""Built-in data, without downloads and without texts by other people in the package.
 
-`stdlib` is real English that comes with every CPython; the rest is generated, so that what is true in it is known:
+`stdlib` is real English that comes with every CPython; the rest is generated, so its ground truth is known:
 `families` in stories.py, `prosqa` in prosqa.py, `arithmetic` in arithmetic.py and the tasks of `mentalese.suite`.
 """
 
@@ -28,7 +28,7 @@ _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3"
 
 @dataclass(frozen=True)
 class Builtin:
-    """One line for `mentalese list`, what kind of documents, and the documents themselves (made once a process)."""
+    """A built-in source: a line for `mentalese list`, the kind of its documents, and a function that returns them."""
 
     description: str
     kind: Kind
@@ -77,13 +77,13 @@ BUILTIN: dict[str, Builtin] = {
 
 
 def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
-    """Return the kind of `builtin:SPEC`, and a reader for each split that is given.
+    """Return the kind of `builtin:SPEC`, and a reader for each split that the data define.
 
     Args:
-        spec: a name of `BUILTIN`, or a task of the suite, with options if there are any (`recall:distance=8,keys=4`).
+        spec: a name of `BUILTIN`, or a task of the suite, optionally with options (`recall:distance=8,keys=4`).
 
     Raises:
-        InputError: no such data, or no such option.
+        InputError: the data or an option does not exist.
     """
     name, colon, options = spec.partition(":")
     if name in TASKS:

@@ -34,11 +34,11 @@ Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 
 @checked_dataclass("data")
 class DataConfig:
-    """Which text, in which tokens and sentences.
+    """The text of a recipe, its tokenizer and its division into sentences.
 
     Attributes:
         source: `builtin:NAME`, `file:PATH` (txt, jsonl, json, csv or parquet, or a folder with train, validation and
-            test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (what `mentalese data prepare` wrote), or
+            test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (from `mentalese data prepare`), or
             a published set of questions: `gsm8k`, `gsm8k-aug`, `gsm8k-aug-nl`, `gsm-hard`, `svamp`, `multiarith`,
             `prontoqa`, `commonsenseqa`, `hotpotqa` or `clutrr`, as `gsm8k:PATH` or `gsm8k:hub:NAME`. Texts from Python
             are `python:HASH`, see `mentalese.as_source`.
@@ -46,15 +46,14 @@ class DataConfig:
         detokenizer: the format of a set published as tokens, which is then read as running text
             (`mentalese.data.detokenizers`); bits per byte refer to that text. `None`: read as it is.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, or `hub:NAME`.
-        sentences: how text is split into sentences: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or
-            `none`.
+        sentences: the sentence splitter: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut, after punctuation if there is any.
         train_tokens: train on the first whole documents that contain this many tokens; `None`: on all of them. Another
             source than the recipe's is read whole, unless this is set too.
-        held_out: documents that become validation and test, half of them each, where the source does not have these:
-            below 1 a share by a hash of the text (0.001: validation is as large as nanoGPT's), from 2 on the last N
-            (Latent Thought Models and MDLM: 100,000).
+        held_out: documents that become validation and test, half each, if the source lacks these splits. Below 1: a
+            share, chosen by a hash of the text (0.001: validation is as large as nanoGPT's). From 2 on: the last N
+            documents (Latent Thought Models and MDLM: 100,000).
     """
 
     source: SourceName = "builtin:stdlib"
@@ -85,18 +84,18 @@ class DataConfig:
 
 @checked_dataclass("evaluation")
 class EvaluationConfig:
-    """The protocol of a perplexity, or of answers to questions; it is written beside every figure.
+    """The protocol of a perplexity, or of answers to questions; every result records it.
 
     Attributes:
         metric: the score that selects the best model and that `compare` reports. `accuracy` is for layouts of
-            questions (`qa` and others), which are asked at the stage that training has reached; the best model is the
-            best of the last stage reached.
+            questions (`qa` and others). Questions are asked at the current stage of training; the best model is the
+            best one of the last stage.
         answer_tokens: new tokens that an answer may have, steps included. If the longest steps and answer of the data
             have more, an answer may have as many as these; answers that end at the limit are counted as `unfinished`.
-        answer_rule: how answers are compared with the right ones: `text` to the letter, `number` by value where the
+        answer_rule: the comparison of answers with the right ones: `text` to the letter, `number` by value where the
             right answer is a number, `choice` by the letter of the choice. `None`: the rule of a published set, `text`
             for generated tasks, and for other sources `number` if any right answer is a number.
-        tokens: `lexical` scores the text alone; `all` also scores the end of each document and, for models of
+        tokens: `lexical` scores only the text; `all` also scores the end of each document and, for models of
             sentences, the end of each sentence.
         context_length: tokens per window; `None` takes `layout.sequence_length`. Layouts that read whole documents
             or questions have no windows.
@@ -104,11 +103,11 @@ class EvaluationConfig:
             first `context_length - stride` tokens of later windows are context only.
         joined: cut windows from all documents joined by their ends, as layout `packed` does in training, instead of
             from each document; with the default stride they share one token.
-        batch_size: windows or documents at once; results depend on it only where thoughts are swapped between rows,
-            or get noise as large as those of the batch.
+        batch_size: windows or documents at once; results depend on it only if thoughts are swapped between rows, or
+            get noise of the same size as the thoughts of the batch.
         max_documents: score only the first N documents of the split (validation during training).
         max_test_documents: score only the first N documents of the test split after training; `None`: all of them.
-        documents_seed: draw the N documents at random with this seed, for sources that are sorted; `None`: the first N.
+        documents_seed: seeds a random choice of the N documents, for sources that are sorted; `None`: the first N.
         estimator: the scoring rule, for models that have several (`estimators`); `None`: the model's first.
         sample_prompts: prompts of the samples in `result.json`; empty: the beginnings of two test documents, or two
             test questions.
@@ -140,7 +139,7 @@ class EvaluationConfig:
             )
 
     def documents(self, available: int) -> int:
-        """How many of a split's documents are scored."""
+        """Return the number of a split's documents that are scored."""
         return min(available, self.max_documents or available)
 
     def of_one_text(self) -> EvaluationConfig:

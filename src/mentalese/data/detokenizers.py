@@ -1,8 +1,8 @@
-"""Tokenised sets as running text: their spaces, escapes and quotes undone, for models that learnt running text.
+"""Detokenizers: rules that undo the spaces, escapes and quotes of tokenised sets, for models of running text.
 
-Zero-shot perplexities are of such text (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019,
-section 3.1). The rules here follow the sets' formats; other projects' undo a little more or less, and perplexities of
-the same set differ with them.
+Zero-shot perplexities refer to such text (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019,
+section 3.1). The rules here follow the formats of the sets. Other projects undo a little more or less, so their
+perplexities of the same set differ.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 
 from mentalese.errors import nearest, require
 
-# The Penn Treebank's, which open by ` and close by ', and typographic ones.
+# Quotes of the Penn Treebank, which open with ` and close with ', and typographic quotes.
 _QUOTES = [
     (r"`` ?| ?''|[“”]", '"'),
     (r"(?<!\S)` | '(?=\s|$)|[‘’]", "'"),
 ]
-# Double quotes are told apart by turns, single ones from the apostrophe of a plural: `the ships ' crews`.
+# Double quotes open and close in turn. A single quote may be the apostrophe of a plural: `the ships ' crews`.
 _SPACES = [
     (r" (n't|'(?:s|m|d|t|re|ve|ll))(?!\w)", r"\1"),
     (r"(?<!\S)([(\[{]) +", r"\1"),

@@ -40,23 +40,23 @@ Reader = Callable[[], Iterator[Document]]
 
 
 class Source:
-    """Documents in train, validation and test, which share none; records share no question, whatever its steps.
+    """Documents in train, validation and test; no document, and no question of a record, is in two splits.
 
-    Where validation or test is not given, it is taken out of train; without a train split, only what is given is there.
+    If validation or test is missing, it is taken out of train; without a train split, only the given splits exist.
 
     Args:
-        held_out: documents of train that become validation and test if these are not given, half of them each: below 1
-            a share, by a hash of the text; from 2 on the last N.
+        held_out: documents of train that become validation and test if these are missing, half each. Below 1: a share,
+            by a hash of the text; from 2 on: the last N.
 
     Attributes:
         name: `data.source`.
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
-        count: the number of documents that were read, with those that are left out.
-        splits: the splits there are of `train`, `validation` and `test`.
+        count: the number of documents that were read, including documents that are left out.
+        splits: the splits that exist, of `train`, `validation` and `test`.
         dropped: documents of each split that were left out because a later split has them, or their question, too.
-        empty: documents of each split that were left out because they contain nothing but white space.
-        remarks: how the documents were found, where a user may expect another way; one line each.
+        empty: documents of each split that were left out because they contain only white space.
+        remarks: sentences on the division into documents, if users may expect another one.
 
     Raises:
         InputError: no document is left for a split, or all splits are given and `held_out` is set.
@@ -85,7 +85,7 @@ class Source:
         self.count = sum(map(len, keys.values()))
         self.splits = SPLITS if "train" in readers else tuple(keys)
 
-        # The number of the split that each document belongs to, or why it belongs to none.
+        # For each document, the number of its split, or the reason that it has none.
         self._owner = {
             split: np.where(scan.sizes == 0, _EMPTY, SPLITS.index(split)).astype(np.int8)
             for split, scan in scans.items()
@@ -204,12 +204,12 @@ def line_places(text: str) -> list[int]:
 
 
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
-    """Return a document of kind `records`: the question and each step on a line of its own, then `### answer`.
+    """Return a document of kind `records`: the question and each step on separate lines, then `### answer`.
 
-    Line breaks within one of them become spaces.
+    Line breaks within a part become spaces.
 
     Raises:
-        ValueError: one of them is empty, or not a text.
+        ValueError: a part is empty, or not a text.
     """
     parts = (question, *steps, answer)
     if not all(isinstance(part, str) and part.strip() for part in parts):

@@ -1,4 +1,4 @@
-"""Batches of a split to score, or to ask a model its questions."""
+"""Batches of a split for scoring, or for answers to its questions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def evaluation_batches(
     *,
     every: int = 1,
 ) -> Iterator[Batch]:
-    """Return a split's documents in batches in which every lexical token has a label exactly once, in any layout.
+    """Return a split's documents in batches in which every lexical token has a label exactly once.
 
     `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
     are sorted by length, the longest first.
 
     Args:
-        every: only each batch of this number; for a count of what scoring costs.
+        every: return only every n-th batch, to estimate the cost of scoring.
 
     Returns:
         Batches as `Layout.assemble` makes them, with `store_index` [rows, length]: the place of each label in
         `split.tokens`, -1 if it has none.
 
     Raises:
-        InputError: what `Layout.evaluation_rows` and `Layout.special_ids` refuse; at the call.
+        InputError: from `Layout.evaluation_rows` and `Layout.special_ids`, at the call.
     """
     split, _, places = _drawn(as_arrays(split), evaluation)
     layout.special_ids(tokenizer)  # checks
@@ -69,14 +69,14 @@ def question_batches(
     """Return a split's questions, with their latents if the layout has some, for `generate` to continue.
 
     Args:
-        longest: questions of more tokens are each in a batch of their own.
+        longest: questions of more tokens each have a separate batch.
 
     Returns:
         Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64
         [rows], the document of each question; the longest first.
 
     Raises:
-        InputError: what `Layout.question_rows` and `Layout.special_ids` refuse; at the call.
+        InputError: from `Layout.question_rows` and `Layout.special_ids`, at the call.
     """
     split, numbers, _ = _drawn(as_arrays(split), evaluation)
     layout.special_ids(tokenizer)  # checks
@@ -92,8 +92,9 @@ def question_batches(
 
 
 def by_length(lengths: np.ndarray, size: int, longest: int | None = None) -> list[np.ndarray]:
-    """Group numbers of rows, at most `size` each, the longest row first; a row of more than `longest` tokens is a group
-    by itself.
+    """Group the numbers of rows, at most `size` each, the longest row first.
+
+    A row of more than `longest` tokens is a group by itself.
     """
     order = np.argsort(-lengths, kind="stable")
     singles = 0 if longest is None else int((lengths > longest).sum())

@@ -45,11 +45,11 @@ _PIECE = 1_000_000  # characters of a line that are read at once
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """Files of a source, sorted.
+    """The files of a source, sorted.
 
     Attributes:
-        by_split: the files of each split that has some.
-        divided: names of files or folders say which split is which; otherwise all files are train.
+        by_split: the files of each split that has files.
+        divided: splits follow from the names of files or folders; otherwise all files are train.
     """
 
     by_split: dict[str, list[Path]]
@@ -61,21 +61,21 @@ class SplitFiles:
 
 
 def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
-    """Find the files of each split in a folder and the folders in it, hidden ones excepted.
+    """Find the files of each split in a folder and its sub-folders, except hidden files.
 
     A name begins with the name of its split (`train-00000.parquet`). Only in a folder without such names it may follow
     one prefix (`prosqa_valid.json.gz`), the same for all. A folder without any may have sub-folders called like splits.
     If all files are in one sub-folder, it takes the folder's place.
 
     Args:
-        kinds: endings of names; files of the first kind that is there are found, and no others.
+        kinds: endings of names; only files of the first kind that occurs are returned.
 
     Raises:
-        InputError: no file of these kinds is there, or a file is there in two kinds.
+        InputError: there is no file of these kinds, or the same file in two kinds.
     """
     if os.path.isfile(path) and path.name.endswith(tuple(chain.from_iterable(kinds))):  # noqa: PTH113
         return SplitFiles({"train": [path]}, divided=False)
-    for suffixes in kinds:  # without a look into folders, which may be large
+    for suffixes in kinds:  # without reading sub-folders, which may be large
         if by_name := _by_name(path, _list_files(path, "*", suffixes)):
             return _checked(SplitFiles(by_name, divided=True), suffixes)
     for suffixes in kinds:
@@ -137,7 +137,7 @@ def _by_folder(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
 
 @contextmanager
 def _reading(place: Callable[[], str], remedy: str = "repair it, or use an intact copy") -> Iterator[None]:
-    """Turn what readers of any kind of file raise into one `InputError` with the place."""
+    """Turn errors of all readers of files into an `InputError` with the place."""
     try:
         yield
     except InputError:

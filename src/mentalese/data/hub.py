@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub, streamed once: what may be text is kept, the rest never reaches the disk.
+"""Data sets of the Hugging Face hub, streamed once; only columns that may be text are stored on disk.
 
-`$MENTALESE_CACHE/hub/<key>/{train,validation,test}.jsonl.gz` and `meta.json`, one folder for each source as it is
-written. It appears whole or not at all, and later runs read it instead of the network.
+Each source string has a folder `$MENTALESE_CACHE/hub/<key>/` with `{train,validation,test}.jsonl.gz` and `meta.json`.
+It appears whole or not at all, and later runs read it instead of the network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mentalese.errors import InputError
 from mentalese.files import cache_dir, read_json, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 
-_VERSION = 2  # of what is kept
+_VERSION = 2  # of the stored files
 _SPEC = re.compile(
     r"hub:(?P<name>[^:@]+)(?:@(?P<revision>[^:]*))?(?::(?P<config>[^:]*))?(?::(?P<split>[\w.-]+)(?:\[:(?P<count>\d+)\])?)?"
 )
@@ -53,7 +53,7 @@ def _rows(spec: str, split: str, folder: Path) -> Iterator[Row]:
 
 
 def _keep(spec: str, folder: Path) -> dict[str, int]:
-    """Stream each split into a file of what may be text; return the numbers of rows."""
+    """Stream the columns of each split that may be text into a file; return the numbers of rows."""
     import datasets
 
     match = _SPEC.fullmatch(spec)

@@ -1,7 +1,7 @@
 """Texts from Python as a source: lists, data sets of `datasets`, generator functions.
 
-A source is a name in every recipe and every result, so texts are named by `python:` and a hash of them. The name is
-valid for as long as the process lives; another process must be passed the same texts again.
+A source is a name in every recipe and every result, so texts are named by `python:` and their hash. The name is valid
+while the process lives; another process must receive the same texts again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def as_source(texts: Any) -> str:
 
     Args:
         texts: an iterable of texts (str) or of rows (dict, as in a jsonl file): a list, a `datasets.Dataset` or
-            `IterableDataset`, or a function without arguments that returns one; or a dict of these by split. It is read
-            several times, so an iterator, which can be read only once, is kept as a list. A str is the name of a
-            source and is returned as it is.
+            `IterableDataset`, or a function without arguments that returns one; or a dict of these by split. Texts are
+            read several times, so an iterator is stored as a list. A str is the name of a source and is returned as it
+            is.
 
     Raises:
-        InputError: something else, a split that does not exist, or an item that is neither text nor row.
+        InputError: an object of another type, a split that does not exist, or an item that is neither text nor row.
     """
     if isinstance(texts, str):
         return texts
@@ -106,8 +106,9 @@ def _same_rows(split: str, items: Any, content: str) -> Iterator[Row]:
 
 
 def text_fields(row: Mapping[str, Any]) -> bytes:
-    """Return a line of JSON with what may be text or an answer in a row: strings, numbers, lists and dicts of them, and
-    fields that are missing.
+    """Return the fields of a row that may be text or an answer, as a line of JSON.
+
+    These are strings, numbers, lists and dicts of them, and fields that are missing.
     """
     texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

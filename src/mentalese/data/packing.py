@@ -16,8 +16,8 @@ _BATCHES_SORTED_TOGETHER = 50
 def pack_rows(rows: Rows, batch_size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Pack batches of `batch_size` rows of similar length; an incomplete last batch is left out this epoch.
 
-    Rows are shuffled, sorted by length inside groups of 50 batches, and the batches shuffled: little padding, and
-    other neighbours each epoch. For rows of one length this is a shuffle.
+    Rows are shuffled and sorted by length inside groups of 50 batches, then the batches are shuffled. So padding is
+    rare, and each epoch has other batches. For rows of one length this is a shuffle.
     """
     batches = len(rows) // batch_size
     order = generator.permutation(len(rows))[: batches * batch_size]
@@ -32,9 +32,9 @@ def pack_streams(
     """Pack batches of sentence streams under a token budget (Thought Gestalt, appendix B.1).
 
     Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
-    preallocated batches: each goes to the next batch in turn that keeps within `budget` lexical tokens and the maximum
-    number of streams. B.1 gives no value of it; here it is `budget` over the mean stream's tokens, rounded up.
-    What fits nowhere opens a new batch; a stream above the budget has a batch of its own.
+    preallocated batches. Each stream goes to the next batch in turn that stays within `budget` lexical tokens and the
+    maximum number of streams. B.1 gives no value of this maximum; here it is `budget` over the mean number of tokens of
+    a stream, rounded up. A stream that fits nowhere opens a new batch, and a stream above the budget is a batch.
 
     Args:
         sizes, sentences: lexical tokens and sentences per stream, int64 [streams].

@@ -28,8 +28,9 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
 
 
 def length_of_few(paths: Iterable[Path]) -> int | None:
-    """Count the characters of a text with too few documents for training, validation and test; `None` if it has
-    enough. No document is held in memory.
+    """Count the characters of a text with too few documents for three splits; return `None` if it has enough.
+
+    No document is held in memory.
     """
     documents = characters = 0
     for path in paths:
@@ -48,8 +49,8 @@ def length_of_few(paths: Iterable[Path]) -> int | None:
 def cut_documents(paths: Iterable[Path], characters: int) -> Iterator[Document]:
     """Yield documents of a text of `characters` characters that has too few.
 
-    A document ends at the first blank line after a hundredth of the text, at most 10,000 characters. Where twice as
-    many have no blank line, it ends at the end of a line or, in a line without end, at the end of a word.
+    A document ends at the first blank line after a hundredth of the text, or after 10,000 characters if that is less.
+    If twice as many characters have no blank line, it ends at the end of a line or, in a very long line, of a word.
     """
     least = min(_DOCUMENT, characters // 100)
     most = max(2 * least, _SHORTEST)

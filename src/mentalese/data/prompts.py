@@ -132,7 +132,7 @@ class PromptEncoder:
         return row + self._piece(last, start, continues)
 
     def question(self, text: str) -> TextRow:
-        """Encode a question on a line of its own, after the `known` characters, which are read as they are."""
+        """Encode a question on a separate line, after the `known` characters, which are not changed."""
         before, question = text[: self.known], text[self.known :]
         row = self.text(f"{before}{one_line(question)}\n")
         places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
@@ -154,7 +154,7 @@ class PromptEncoder:
         return stream[:-1]
 
     def _split(self, text: str) -> tuple[TextRow, list[int]]:
-        """Return the tokens of a text, and the number in each sentence, of which the last may exceed what is there."""
+        """Return the tokens of a text, and the number in each sentence; the last number may be too large."""
         prefix, encoder = self.known, self._sentence_encoder()
         *whole, last = (prefix and encoder.split(text[:prefix])) or [""]
         rest = encoder.split(last + text[prefix:])
@@ -168,7 +168,7 @@ class PromptEncoder:
         row, closed_tokens, first = _joined(pieces), sum(closed), len(pieces) - len(rest)
         if first == len(pieces) or not len(row):
             return row, closed
-        # What is open goes on to the end of the piece in which the known text ends.
+        # The open sentence goes on to the end of the piece in which the known text ends.
         opened = max(0, sum(len(piece) for piece in pieces[: first + 1]) - closed_tokens)
         inside = sum(span is not None and span[1] <= prefix for span in row.spans[closed_tokens:])
         lengths = self._lengths(
@@ -194,7 +194,7 @@ class PromptEncoder:
         if encoder.whole or encoder.fixed:
             size = encoder.fixed or len(ids)
             return [size] * -(-len(ids) // size)
-        # The last sentence may be a beginning: it counts as long enough, or it would join the one before.
+        # The last sentence may continue, so it counts as long enough; otherwise it would join the one before.
         padding = max(0, encoder.minimum - pieces[-1])
         may_cut = np.append(encoder.may_cut(np.array(ids, dtype=np.int64)), np.zeros(padding, dtype=bool))
         may_cut[: max(0, whole - 1)] = False

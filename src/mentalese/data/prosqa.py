@@ -1,13 +1,13 @@
 """Questions like ProsQA's (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", 2024).
 
 People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
-asked is which of two concepts a person is, where only one can be reached. Search answers all of them, but rules that
-look at a few edges answer most: "a candidate right below another person is false" is right for 92% of the small ones
-and for 60% of questions of the published size. `builtin:reachability` needs search.
+the question names a person and two concepts, of which only one can be reached. Search answers all questions, but rules
+that look at a few edges answer most: "a candidate right below another person is false" is right for 92% of the small
+questions and for 60% of those of the published size. `builtin:reachability` needs search.
 
-The graphs grow as the published ones seem to have grown. What is fitted to the published validation and test sets is in
-`GraphSize`; generated questions have their numbers of entities, edges, steps and words, as
-`tests/unit/test_reasoning_data.py` shows side by side.
+The graphs grow as the published graphs seem to have grown. `GraphSize` is fitted to the published validation and test
+sets; generated questions have the same numbers of entities, edges, steps and words, as
+`tests/unit/test_reasoning_data.py` shows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class GraphSize:
     """The size and growth of the graph of a question.
 
     The first two nodes are people. Each later node gets a Poisson number of parents among the first person's
-    descendants, or the second's, or all nodes. Nodes without parents become people; those without any edge go.
+    descendants, the second person's descendants, or all nodes. Nodes without parents become people; nodes without any
+    edge are removed.
 
     Attributes:
-        nodes: before those without any edge are left out; 2 * fewest steps + 2 to 40.
-        parents: mean number of parents, before it is cut where there are fewer to choose from.
-        shares: of nodes whose parents descend only from the first person, and only from the second.
-        depth_weight: a node d steps from the one of the two that leads to it is taken as a parent 1 + depth_weight * d
-            times as often as a node that both lead to, or neither.
+        nodes: number of nodes before removal, from 2 * fewest steps + 2 to 40.
+        parents: mean number of parents, where there are enough candidates.
+        shares: shares of nodes whose parents descend only from the first person, and only from the second.
+        depth_weight: preference for deep parents: a node d steps below only one of the two people is chosen
+            1 + depth_weight * d times as often as a node below both or neither.
         steps: fewest and most steps to the answer.
     """
 
@@ -61,8 +62,8 @@ class Question:
         symbols: each node's word; people are capitalised.
         edges: (node, node): the first is the second. All lead from lower to higher nodes.
         root: the node of the person asked about.
-        target: the node that is the answer: of those only root leads to, and that lead nowhere, one of the farthest.
-        negative_target: the other one: only the other person leads to it, and it leads nowhere.
+        target: the answer: one of the farthest nodes of those that only root leads to, and that lead nowhere.
+        negative_target: the wrong candidate: only the other person leads to it, and it leads nowhere.
         question: every edge as a sentence, in random order, then `Is ROOT a A or B?`, in random order too.
         steps: the edges of one of the shortest paths from root to target, as sentences.
         answer: `ROOT is a TARGET.`
@@ -102,7 +103,7 @@ def prosqa_small() -> tuple[Document, ...]:
 
 
 def prosqa_questions(count: int, seed: int = 0, size: GraphSize = PUBLISHED) -> list[Question]:
-    """Return the questions of `prosqa`, with their ground truth; question i is the same whatever `count` is."""
+    """Return the questions of `prosqa`, with their ground truth; question i does not depend on `count`."""
     return [_question(random.Random(f"prosqa {PROSQA_VERSION} {seed} {i}"), size) for i in range(count)]
 
 
@@ -112,7 +113,7 @@ def _records(questions: list[Question]) -> tuple[Document, ...]:
 
 def _question(rng: random.Random, size: GraphSize) -> Question:
     names = words("prosqa")["names"]
-    while True:  # at the published size 1 graph in 13 asks for nothing
+    while True:  # at the published size 1 graph in 13 has no question
         parents, distances = _graph(rng, size)
         leaves = [node for node in set(range(size.nodes)).difference(*parents) if parents[node]]
         ends = [{node: distances[node][i] for node in leaves if distances[node].keys() == {i}} for i in (0, 1)]
@@ -153,11 +154,11 @@ def _question(rng: random.Random, size: GraphSize) -> Question:
 
 
 def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[dict[int, int]]]:
-    """Return for each node its parents, and its distances from those of the first two people that lead to it."""
+    """Return each node's parents, and its distance from each of the first two people, if that person leads to it."""
     parents: list[list[int]] = [[], []]
     distances: list[dict[int, int]] = [{0: 0}, {1: 0}]
     weights = [1.0, 1.0]
-    descendants = ([0], [1])  # only of one of the two, itself included
+    descendants = ([0], [1])  # of only one of the two people, including that person
     for node in range(2, size.nodes):
         count, branch = _poisson(rng, size.parents), rng.random()
         candidates: Sequence[int] = range(node)

@@ -113,10 +113,10 @@ def _commonsenseqa(row: Columns) -> Document:
 
 
 def _hotpotqa(row: Columns) -> Document:
-    """Read a question with the paragraphs before it that it needs, in the order of the context.
+    """Read a question after the paragraphs that it needs, in the order of the context.
 
-    The steps are the sentences that it needs, in the order of the facts. A fact without a sentence in its paragraph, or
-    with an empty one, is left out.
+    The steps are the sentences that the question needs, in the order of the facts. A fact whose sentence is missing or
+    empty is left out.
     """
     facts = [(title, int(number)) for title, number in _pairs(row["supporting_facts"], "title", "sent_id")]
     paragraphs: dict[str, list[str]] = {}
@@ -133,8 +133,9 @@ def _hotpotqa(row: Columns) -> Document:
 
 
 def _clutrr(row: Columns) -> Document:
-    """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`), a query, a
-    pair of them, and a target, how the second is related to the first.
+    """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`).
+
+    The query is a pair of relatives, and the target the relation of the second to the first.
     """
     story, pair = row["story"].strip(), _QUERY.fullmatch(row["query"].strip())
     if pair is None or not all(f"[{pair[name]}]" in story for name in ("of", "who")):
@@ -150,12 +151,12 @@ class PublishedSet:
     """A published set of questions.
 
     Attributes:
-        title: its name, with the paper.
-        rows: what its rows contain, for messages.
-        read: turns a row into a record.
-        answer_rule: the rule by which its answers are compared with right ones.
-        kinds: endings of its files; files of the first kind that is there are read.
-        hidden: tests if a row has no answer; a split that begins with such a row is left out.
+        title: the name of the set, with the paper.
+        rows: the content of its rows, for messages.
+        read: the function that turns a row into a record.
+        answer_rule: the rule for the comparison of answers with right ones.
+        kinds: endings of its files; only files of the first kind that occurs are read.
+        hidden: test for a row without an answer; a split that begins with such a row is left out.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Records of questions: what their columns become, and the fault of a row that is not one."""
+"""Records of questions: conversion of their columns, and errors of rows that are not records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def read_row(where: str, row: Columns, read: Callable[[Columns], T], use: str) -> T:
-    """Read a row; raise `InputError` with its place, the fault and what to use if it is of another form."""
+    """Read a row; raise `InputError` with its place, the fault and the remedy if it has another form."""
     try:
         return read(row)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -52,8 +52,9 @@ def answer_text(answer: Any) -> str:
 
 
 def steps_of(solution: str) -> list[str]:
-    """Return the steps of a written solution: its equations `<<..>>` if it has nothing else, else its lines, or the
-    sentences of its only line.
+    """Return the steps of a written solution.
+
+    They are its equations `<<..>>` if it has only these, else its lines, or the sentences of its only line.
     """
     equations = EQUATION.findall(solution)
     if equations and not EQUATION.sub("", solution).strip():

@@ -29,8 +29,9 @@ class RowFormat:
 
     Attributes:
         kind: texts or records.
-        read: turns a row into a document; raises `TypeError`, `ValueError` and the like for rows of another form.
-        use: what to use instead of such rows, for messages.
+        read: function from a row to a document; it raises `TypeError`, `ValueError` and the like for rows of another
+            form.
+        use: the alternative to such rows, for messages.
         column: the column of text, if there is one.
         remark: a line about a format that a user may not expect.
     """
@@ -47,7 +48,7 @@ class RowFormat:
 
 
 def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: str | None) -> RowFormat:
-    """Find out how the rows of a source become documents.
+    """Return the format of a source's rows.
 
     Args:
         spec: the source's name, for messages.
@@ -55,7 +56,7 @@ def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: 
         text_column: `data.text_column`.
 
     Raises:
-        InputError: no column has the text, or several may have it; columns of records are missing.
+        InputError: the column of text is missing or ambiguous, or columns of records are missing.
     """
     rows = [row for _, row in islice(every_row(), FIRST_ROWS)]
     if not rows:

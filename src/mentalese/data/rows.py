@@ -1,7 +1,7 @@
-"""Rows of a token store: small tables of offsets, of the stretch of text in each row and of its targets.
+"""Rows of a token store: small tables with the offsets of each row's text and targets.
 
-Every document follows an end-of-document token (EOD): the one that ends the document before it. The first document
-uses the last one's, because `tokens[-1]` is an EOD too.
+Every document follows an end-of-document token (EOD), which ends the document before it. The first document uses the
+EOD of the last document, `tokens[-1]`.
 
 With sentence markers the text is a stream, `BOS w1..wn EOS BOS ..`, in which a document ends in `EOD EOS`. The stream
 is never written out: sentence s begins at `segments[s] + 2 s`.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Row i has tokens start[i] to stop[i] - 1, of which those from target[i] on are targets; int64 [rows] each.
+    """Rows: row i has tokens start[i] to stop[i] - 1, with targets from target[i] on; int64 [rows] each.
 
     Offsets refer to the store. If `first` and `last` are set, offsets refer to the stream with markers, and row i lies
     within segments first[i] to last[i] - 1. If `rest` and `gap` are set, row i has tokens start[i] to target[i] - 1,
@@ -46,13 +46,13 @@ class Rows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Return the tokens per row, markers and latents included."""
+        """Tokens per row, including markers and latents."""
         if self.rest is None or self.gap is None:
             return self.stop - self.start
         return self.target - self.start + self.gap + self.stop - self.rest
 
     def lexical_targets(self, split: Split) -> np.ndarray:
-        """Count the targets per row that are text: neither sentence markers nor what is around documents."""
+        """Count the targets per row that are text, without sentence markers and the tokens around documents."""
         start, stop = self.target if self.rest is None else self.rest, self.stop
         if self.first is not None:
             start, stop = tokens_before(split, start), tokens_before(split, stop)
@@ -67,7 +67,7 @@ def as_arrays(split: Split) -> Split:
 
 
 def ordinals(counts: np.ndarray) -> np.ndarray:
-    """[2, 3] -> [0, 1, 0, 1, 2]"""
+    """Return the place of each item in its group: [2, 3] -> [0, 1, 0, 1, 2]."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
@@ -77,8 +77,8 @@ def ordinals(counts: np.ndarray) -> np.ndarray:
 def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: int, given: int = 1) -> Rows:
     """Return windows of at most `length` tokens over stretches `tokens[begin:end]`; each token is a target once.
 
-    The first window of a stretch starts with the `given` tokens before it (an EOD, or what a tokenizer puts before a
-    text). Later windows repeat `length - stride` tokens as context.
+    The first window of a stretch starts with the `given` tokens before it (an EOD, or the tokens that a tokenizer puts
+    before a text). Later windows repeat `length - stride` tokens as context.
     """
     windows = np.where(end > begin, 1 + np.maximum(-(-(end - begin + given - length) // stride), 0), 0)
     which = np.repeat(np.arange(len(begin)), windows)
@@ -89,7 +89,7 @@ def document_windows(begin: np.ndarray, end: np.ndarray, length: int, stride: in
 
 
 def joined_windows(begin: int, end: int, length: int) -> Rows:
-    """Cut one stretch of text; the last row begins early enough to be full, and what it repeats is not a target."""
+    """Cut one stretch of text; the last row begins early enough to be full, and repeats tokens without targets."""
     rows = document_windows(np.array([begin]), np.array([end]), length, length - 1)
     return dataclasses.replace(rows, start=np.maximum(rows.stop - length, begin - 1))
 

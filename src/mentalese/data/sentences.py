@@ -38,7 +38,7 @@ def open_splitter(name: str) -> tuple[Splitter, str]:
     """Return the splitter that `DataConfig.sentences` names, and its version.
 
     Raises:
-        InputError: no such splitter, or what it needs is not installed.
+        InputError: the splitter does not exist, or its package is not installed.
     """
     if name == "none" or fixed_length(name) is not None:
         return lambda text: [text], name
@@ -102,9 +102,9 @@ class Encoded:
     """Documents in tokens.
 
     Attributes:
-        tokens: [total], all documents joined, without markers.
-        lengths: for each document, the tokens of each of its segments.
-        cut, merged: sentences that were cut at the cap, and that were merged into a neighbour.
+        tokens: token ids of all documents, joined, without markers [total].
+        lengths: for each document, the number of tokens of each segment.
+        cut, merged: numbers of sentences that were cut at the cap, and that were merged into a neighbour.
     """
 
     tokens: np.ndarray
@@ -117,8 +117,8 @@ class SentenceEncoder:
     """Encoder of documents into tokens and the lengths of their sentences, as `data` states.
 
     Each sentence is encoded by itself, so that its tokens do not depend on its neighbours; a space that the tokenizer
-    puts before a text is before a document's first one. Parts that a document knows are its sentences, except with
-    `none` and `fixed:N`; a record's parts are neither cut nor merged.
+    puts before a text comes only before the first sentence of a document. If a document has segments, these are its
+    sentences, except with `none` and `fixed:N`; segments of a record are neither cut nor merged.
 
     Raises:
         InputError: see `open_splitter`.
@@ -127,7 +127,7 @@ class SentenceEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
         self.split, _ = open_splitter(data.sentences)
         self.kind, self.minimum = kind, data.min_sentence_tokens
-        # A document's first sentence also has what the tokenizer puts before a text.
+        # A document's first sentence includes the space that the tokenizer puts before a text.
         self.cap = max(self.minimum, data.max_sentence_tokens - len(beginning(tokenizer)))
         self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
         self.backend = corpus_encoder(tokenizer)
@@ -142,7 +142,7 @@ class SentenceEncoder:
     def _tokens(self, segments: list[Sequence[str]]) -> tuple[np.ndarray, list[int]]:
         """Return the tokens of all segments of all documents, joined, and their number in each segment.
 
-        Segments are encoded some at a time: what the tokenizer returns takes far more memory than the tokens.
+        Segments are encoded in groups, since the tokenizer's output takes far more memory than the tokens.
         """
         parts = ((part, i > 0) for document in segments for i, part in enumerate(document))
         tokens, counts = [np.empty(0, dtype=np.int32)], list[int]()
@@ -206,18 +206,18 @@ def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np
 
 
 def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, cap: int) -> tuple[list[int], int, int]:
-    """Bring the sentences of one document to between `minimum` and `cap` tokens, as far as that goes.
+    """Cut and merge the sentences of one document to between `minimum` and `cap` tokens, if possible.
 
     A sentence over the cap is cut after the last clause end that leaves at least `minimum` tokens before it, else at
     the cap. Then a sentence shorter than `minimum` joins the next one, or the one before where the next has no room.
-    No result is ever over the cap; a short sentence between two full ones stays short.
+    No result is over the cap; a short sentence between two full ones stays short.
 
     Args:
         lengths: tokens of each sentence, in order.
         may_cut: bool [sum(lengths)], see `clause_ends`.
 
     Returns:
-        The new lengths, how many sentences were cut, and how many were merged into a neighbour.
+        The new lengths, and the numbers of sentences that were cut and that were merged into a neighbour.
     """
     if all(minimum <= length <= cap for length in lengths):
         return list(lengths), 0, 0
@@ -236,7 +236,7 @@ def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, 
         start = end
 
     results: list[int] = []
-    merged, waiting = 0, 0  # `waiting`: a short sentence that wants to join the next one
+    merged, waiting = 0, 0  # `waiting`: tokens of a short sentence that may join the next one
     for length in pieces:
         if waiting and waiting + length <= cap:
             length += waiting

@@ -1,8 +1,8 @@
-"""Sources of documents: built in, files, or the Hugging Face hub; with training, validation and test apart.
+"""Sources of documents: built-in data, files, or the Hugging Face hub; with separate training, validation and test.
 
-Opening a source reads all of it once, so that whatever is malformed is found before any work starts, and so that
-every document's split is known: given splits stay, missing ones are taken out of train by a hash of the text (about
-5% each, see `data.held_out`), and a document of train that also occurs in validation or test is dropped.
+A source is read completely when it is opened. So malformed input is found before any work starts, and every document
+has a split: existing splits stay, missing splits are taken out of train by a hash of the text (about 5% each, see
+`data.held_out`), and a document of train that also occurs in validation or test is dropped.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def open_source(
             with level-one headings (the hub's WikiText) are joined over all files of a split.
         text_column: the column that contains the text. By default `text`, or else the only one with strings, or else
             the only one with long strings (100 characters and more on average).
-        detokenizer: the format of texts that are to be read as running text, one of `DETOKENIZERS`.
-        whole: read a source that has no splits, to score all of it: it becomes the one split `test`.
-        held_out: documents that become validation and test where these are missing, see `DataConfig`.
+        detokenizer: the format of tokenised texts to read as running text, one of `DETOKENIZERS`.
+        whole: read a source without splits, to score all of it, as the split `test`.
+        held_out: documents that become validation and test if these are missing, see `DataConfig`.
 
     Raises:
-        InputError: no such source, column or format, a file that is missing, empty, binary or malformed, a format
-            for records, or splits in what is to be read as a whole.
+        InputError: the source, column or format does not exist, a file is missing, empty, binary or malformed, a
+            format is set for records, or a source with splits is opened with `whole`.
     """
     check_characters(spec, "data.source")
     if detokenizer is not None:
@@ -83,7 +83,7 @@ def opened_source(config: DataConfig, whole: bool = False) -> Source:
 
 
 def _state(spec: str) -> tuple[object, ...]:
-    """Return path, size and time of all files of a source; of what has none, nothing."""
+    """Return path, size and time of all files of a source; empty for a source without files."""
     try:
         place = Path(spec.partition(":")[2]).expanduser()
         files = [place, *sorted(place.rglob("*"))] if place.exists() else []
@@ -117,11 +117,11 @@ def _detokenized(reader: Reader, detokenizer: str) -> Iterator[Document]:
 
 @dataclass(frozen=True)
 class _Content:
-    """Documents by split as they are in a source, and how they were found.
+    """The documents of a source by split, and remarks on their format.
 
     Attributes:
-        has_columns: the source consists of rows, of which a column may be chosen.
-        cut: it is a text without ends of documents.
+        has_columns: the source consists of rows with columns.
+        cut: the source is a text without ends of documents.
     """
 
     kind: Kind
@@ -213,6 +213,6 @@ def _open_rows(spec: str, rows: dict[str, list[RowReader]], text_column: str | N
 
 def _join_rows(reader: Reader) -> Iterator[Document]:
     """Make documents of rows that are the lines of a text with headings."""
-    # The hub's WikiText leaves nothing of the blank lines, which are " \n" in the files it was made from.
+    # In the hub's WikiText, blank lines are empty; in the original files they are " \n".
     lines = (document.text or " " for document in reader())
     return join_lines(line if line.endswith("\n") else line + "\n" for line in lines)

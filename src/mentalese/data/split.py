@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Split:
-    """n documents of m segments (sentences, spans, or the parts of a record).
+    """A split: n documents with m segments (sentences, spans, or the parts of a record).
 
     Attributes:
         tokens: uint16 or uint32, all documents joined; each document is followed by one end-of-document token.
@@ -18,8 +18,8 @@ class Split:
             to its document's last segment.
         document_segments: int64 [n + 1], index in `segments` of each document's first segment.
         document_bytes: int64 [n], UTF-8 bytes of each document's text.
-        beginning: tokens at the start of each document that are no text of it: what another project's tokenizer puts
-            before a text. They belong to its first segment.
+        beginning: number of tokens that another project's tokenizer puts before each document. They belong to its first
+            segment, but are not text.
     """
 
     tokens: np.ndarray

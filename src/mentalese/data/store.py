@@ -1,4 +1,4 @@
-"""The token store: a source's documents as memory-mapped tokens, with where documents and sentences begin.
+"""The token store: a source's documents as memory-mapped tokens, with the offsets of documents and sentences.
 
 <folder>/meta.json                     counts, settings, the sha256 of every file, written last
          tokenizer/                    the tokenizer, as `save_pretrained` writes it
@@ -48,7 +48,7 @@ _OFFSET = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A prepared corpus; `splits` has `train`, `validation` and `test`, those of them that its source has."""
+    """A prepared corpus; `splits` has those of `train`, `validation` and `test` that its source has."""
 
     folder: Path
     meta: dict[str, Any]
@@ -62,7 +62,7 @@ def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
         verify: read every file once and compare it with its checksum.
 
     Raises:
-        InputError: there is no store, it has another format version, or a file is missing, cut short or changed.
+        InputError: the folder is not a store, has another format version, or a file is missing, cut short or changed.
     """
     folder = Path(folder)
     remedy = "delete the folder and prepare the data again"
@@ -97,15 +97,16 @@ def prepare(
     whole: bool = False,
     show: bool = True,
 ) -> tuple[TokenStore, PreTrainedTokenizerFast]:
-    """Return the token store and the tokenizer that `config` asks for; reused if inputs and settings are the same.
+    """Return the token store and the tokenizer of `config`; a store of the same inputs and settings is reused.
 
-    `store:FOLDER` as the source opens a prepared folder, which brings its own tokenizer.
+    `store:FOLDER` as the source opens a prepared folder, which has a tokenizer.
 
     Args:
-        layout: what reads the store: whether it needs questions, sentences or tokens for latents. `None`: plain text.
-        out: the store's folder; by default one under `cache_dir()`, named by all that goes into it.
-        to_train: whether there must be something to train on; without, the store has the splits that the source has.
-        whole: a source without splits becomes the one split `test`, see `open_source`.
+        layout: the layout that reads the store and may need questions, sentences or tokens for latents. `None`: plain
+            text.
+        out: the store's folder; by default one under `cache_dir()`, named by a hash of all inputs.
+        to_train: require a training split; otherwise the store has the splits that the source has.
+        whole: read a source without splits as the split `test`, see `open_source`.
 
     Raises:
         InputError: bad input, found before anything is written; `out` contains something else; the disk is full.
@@ -214,7 +215,7 @@ def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: D
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
-    """Return what preparing left out or changed, in sentences; those about sentences only where these matter."""
+    """Return lines on documents that were left out and, with `sentences`, on sentences that were cut."""
     cap = store.meta["settings"]["max_sentence_tokens"]
     remarks = [
         ("empty_documents", "document", "empty and left out"),
@@ -242,8 +243,9 @@ def source_fingerprint(config: DataConfig) -> str:
 
 
 def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
-    """`tokenizer_fingerprint` of the tokenizer in the folder that `config` names, which may be replaced; `None`: it
-    names none, or the folder has gone.
+    """Return `tokenizer_fingerprint` of the tokenizer in the folder that `config` names.
+
+    The folder may have been replaced. `None`: `config` names no folder, or the folder does not exist any more.
     """
     stored = config.source.startswith("store:")
     path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
@@ -253,7 +255,7 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
 
 
 def tokenizer_name(config: DataConfig) -> str:
-    """Return the tokenizer that the text of `config` is in, as it was asked for: a prepared folder brings its own."""
+    """Return the tokenizer's name as in `config`, or as in the prepared folder that `config` names."""
     if config.source.startswith("store:"):
         return str(open_store(config.source.removeprefix("store:"), verify=False).meta["tokenizer"])
     return config.tokenizer
@@ -361,7 +363,7 @@ def _write_split(
 
 
 def _with_around(lengths: list[int], first: int) -> list[int]:
-    """Tokens of each segment of a document with those before its text and the one after it."""
+    """Return the tokens of each segment of a document, including the tokens before and after its text."""
     segments = lengths or [0]
     return [length + (i == 0) * first + (i == len(segments) - 1) for i, length in enumerate(segments)]
 

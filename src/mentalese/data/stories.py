@@ -36,7 +36,7 @@ class Story:
     """A family and a text about it.
 
     Attributes:
-        people: everyone; first names are unique within a story.
+        people: all people; first names are unique within a story.
         parents: (parent, child) pairs of names, all of them.
         couples: (husband, wife) pairs of names.
         sentences: the text, with each pair of `parents` at least once, in one direction or the other.
@@ -58,7 +58,7 @@ def families(count: int = 2000, seed: int = 0) -> tuple[Document, ...]:
 
 
 def family_stories(count: int = 2000, seed: int = 0) -> list[Story]:
-    """Return the stories of `families`, with their ground truth; story i is the same whatever `count` is."""
+    """Return the stories of `families`, with their ground truth; story i does not depend on `count`."""
     return [_story(random.Random(f"families {FAMILIES_VERSION} {seed} {i}")) for i in range(count)]
 
 

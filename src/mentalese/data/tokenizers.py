@@ -65,12 +65,12 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     """Return the markers' ids, by the names that model configs use.
 
     `bos_token_id` and `eos_token_id` are the beginning and the end of a *document* (Hugging Face's `generate` stops
-    at the end). Another project's tokenizer has its own; otherwise both are EOD. `sentence_start_token_id` and
+    at the end). Tokenizers of other projects may define them; otherwise both are EOD. `sentence_start_token_id` and
     `sentence_end_token_id` are the sentence markers.
 
     Args:
-        sentences: the text has sentence markers. If it has none and the tokenizer lacks them, or padding, the end of a
-            document takes their places.
+        sentences: the text has sentence markers. If not, the end of a document replaces markers and padding that the
+            tokenizer lacks.
 
     Raises:
         InputError: the tokenizer lacks a marker.
@@ -121,7 +121,7 @@ def _one_token() -> Encoding:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the tokens that are not text: markers, and what the tokenizer itself calls special."""
+    """Return the tokens that are not text: markers, and the special tokens of the tokenizer."""
     added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     return {*special_token_ids(tokenizer, sentences=False).values(), *tokenizer.all_special_ids, *added}
 
@@ -139,14 +139,14 @@ def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
 
 
 def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
-    """Return a copy of `tokenizer` that has all markers; missing ones get the next free ids, others keep their ids.
+    """Return a copy of `tokenizer` with all markers; missing markers get the next free ids, others keep their ids.
 
     Args:
         latents: add the markers of latent positions too.
 
-    The copy adds nothing to what it encodes (no start or end of text), and keeps spaces when it decodes. The beginning,
-    the end and the padding of another project's tokenizer stay what they are, and so does its chat template; padding
-    that also begins or ends a text is replaced. `beginning` returns what the tokenizer put before a text.
+    The copy adds nothing to encoded text (no start or end), and keeps spaces when it decodes. The beginning, the end
+    and the padding of another project's tokenizer do not change, nor does its chat template; but padding that also
+    begins or ends a text is replaced. `beginning` returns the tokens that the tokenizer put before a text.
 
     Raises:
         InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
@@ -196,7 +196,7 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
         cache: the folder of trained tokenizers, by source, size and version.
 
     Raises:
-        InputError: no such tokenizer, or a size that is not a number from 260 (256 bytes, 4 markers) to 2^32.
+        InputError: the tokenizer does not exist, or the size is not a number from 260 (256 bytes, 4 markers) to 2^32.
     """
     kind, _, size = spec.partition(":")
     if kind != "bpe":
@@ -215,10 +215,10 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer as it was saved: a folder, or `hub:NAME`.
+    """Return a saved tokenizer from a folder, or `hub:NAME`.
 
     Raises:
-        InputError: the folder has changed since it was saved, or what `read_tokenizer` raises.
+        InputError: the folder has changed since it was saved; errors of `read_tokenizer`.
     """
     if not path.startswith("hub:"):
         check_files(Path(path))
@@ -226,11 +226,12 @@ def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose files were checked. A beginning, an end or padding that the model's config next to it
-    names, and the tokenizer does not, gets its name.
+    """Return a tokenizer whose files were checked.
+
+    The beginning, the end and padding that the tokenizer lacks are taken from the model's config next to it.
 
     Raises:
-        InputError: the folder contains none, or the hub's cannot be fetched.
+        InputError: the folder contains no tokenizer, or it cannot be fetched from the hub.
     """
     name = path.removeprefix("hub:")
     if name == path:
@@ -271,8 +272,10 @@ def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the sha256 of all that decides which ids a text gets: vocabulary, merges, markers, normalisation,
-    pre-tokenizer; but not of the tokens around a text, which a model's tokenizer adds as its layout does.
+    """Return the sha256 of the parts that determine the ids of a text.
+
+    These are vocabulary, merges, markers, normalisation and pre-tokenizer; not the tokens around a text, which a
+    model's tokenizer adds as its layout does.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for transient in ("truncation", "padding"):
@@ -291,8 +294,9 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def continuing(backend: Tokenizer) -> Tokenizer:
-    """Return a backend for text that continues another: without the space that some, such as Llama 2's, put before a
-    text; the same object if it puts none.
+    """Return a backend for text that continues another text.
+
+    Unlike Llama 2's, it puts no space before a text. Return `backend` itself if it puts none.
     """
     parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     steps = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}

@@ -22,14 +22,14 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class Ablation:
-    """A model's score with some thoughts.
+    """A model's score with its own thoughts, or under a control.
 
     Attributes:
         thoughts: `own`, or a control, see `mentalese.nn.controls`.
         score: nats per token, or the share of questions that are answered correctly.
-        difference: from the score with its own thoughts; `None` for these.
-        interval: of the difference, 95%, over documents or questions; `None` with too few of them.
-        unfinished: answers that were cut at the limit of new tokens; `None` for texts.
+        difference: difference from the score with the model's own thoughts; `None` for the latter.
+        interval: 95% interval of the difference, over documents or questions; `None` with too few of them.
+        unfinished: number of answers that were cut at the limit of new tokens; `None` for texts.
     """
 
     thoughts: str
@@ -46,15 +46,15 @@ def has_own_thoughts(saved: Saved) -> bool:
 
 
 def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = False) -> dict[str, Any]:
-    """Score a split's texts, or asks its questions, once with the model's own thoughts and once under each control.
+    """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
 
     Returns:
-        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first, without `swapped` where there is no
-        other text; `unit` (`nats per token` or `accuracy`), `documents` or `questions`, `protocol`, and which text it
-        is of.
+        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first, without `swapped` if there is only one
+        text; `unit` (`nats per token` or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the
+        text.
 
     Raises:
-        InputError: the model has no thoughts; what `Saved.store` raises.
+        InputError: the model has no thoughts; errors of `Saved.store`.
     """
     options = options or AblationOptions()
     config = saved.model.config
@@ -91,7 +91,7 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
             other, unfinished = scores()
             scores_by_control[control] = other
         if control == "swapped" and alone and np.array_equal(other, scores_by_control["removed"], equal_nan=True):
-            continue  # one row, whose thoughts could only be removed; a long text has other windows
+            continue  # thoughts of a single row could only be removed; a long text has other windows
         difference, interval = _difference(other, reference) if questions else _paired(other, reference, split)
         score = float(np.nanmean(other, dtype=np.float64))
         ablations.append(Ablation(control, score, difference, interval, unfinished))

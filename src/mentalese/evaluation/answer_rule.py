@@ -1,7 +1,7 @@
-"""Answers as they are read from a model's text, and the rule by which they are compared with the right ones.
+"""Reading of answers from a model's text, and rules for the comparison with the right answers.
 
-`math-verify` was tried for the rule `number`: it reads 5e3 as 5, 1,2,3 as 1.2 and 1-2 as -1, and neither U+2212, +5 nor
--$5 at all.
+`math-verify` was tried for the rule `number`: it reads 5e3 as 5, 1,2,3 as 1.2 and 1-2 as -1, and cannot read U+2212, +5
+or -$5.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mentalese.data.config import AnswerRuleName
 from mentalese.data.published import PUBLISHED
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
-_SPACES = "\u00a0\u2009\u202f"  # that may separate thousands: no-break, thin and narrow no-break
+_SPACES = "\u00a0\u2009\u202f"  # separators of thousands: no-break, thin and narrow no-break
 _CURRENCY = r"\\?[$¢£¤¥\u20a0-\u20cf]"
 _GROUPED = rf"[1-9]\d{{0,2}}(?:[,{_SPACES}]\d{{3}})+"
 _EXPONENT = r"(?:[eE]|\s?[x×*·]\s?10\^)(?P<exponent>[+-]?\d{1,3})"
@@ -68,10 +68,10 @@ class AnswerRule:
 
     @classmethod
     def of(cls, source: str, answers: Iterable[str], chosen: AnswerRuleName | None = None) -> AnswerRule:
-        """Return the rule that was chosen, or else the rule of the source: `text` for generated questions, and for a
-        published set the rule of its paper.
+        """Return the chosen rule, or else the rule of the source.
 
-        Sources without a rule of their own, such as files, have `number` if any of their right answers is a number.
+        It is `text` for generated questions, and the rule of the paper for a published set. For other sources, such as
+        files, it is `number` if any right answer is a number.
         """
         kind = source.partition(":")[0]
         rule = chosen or ("text" if kind == "builtin" else PUBLISHED[kind].answer_rule if kind in PUBLISHED else None)
@@ -90,7 +90,7 @@ class AnswerRule:
 
 
 def number_in(text: str) -> Fraction | None:
-    """Return the number that a text is, `None` if it is something else.
+    """Return the number that a whole text states; `None` if it is not a number.
 
     A number may have a sign (also U+2212), a decimal point, an exponent (5e3, 5 × 10^3), separated thousands, a sign of
     currency or percent and a full stop, and be a fraction (1/2, 1 1/2, ½). A comma separates thousands only.
@@ -108,8 +108,9 @@ FINAL_ANSWER = "the text after the last ###, without separators of thousands"
 
 
 def final_answer(text: str) -> str:
-    """The answer in a text: everything after the last `###`, or else after the last `#` (Hao et al., "Coconut", 2024);
-    an answer itself may contain one, such as C#. Separators of thousands are removed.
+    """Return the answer in a text: everything after the last `###`, or else after the last `#`.
+
+    See Hao et al., "Coconut", 2024; the answer may contain a `#`, such as C#. Separators of thousands are removed.
     """
     return _without_thousands(text.rpartition("###" if "###" in text else "#")[2]).strip()
 
@@ -123,9 +124,9 @@ FREE_ANSWER = (
 def free_answer(text: str, expected: str) -> str:
     """Return the answer of a model that was not trained to end one.
 
-    It is read from the text up to an empty line, which ends a shot: what follows the longest run of `#`s, to the end of
-    the line. If a number is expected, it is the first such number, or without any the last number of the text, written
-    with digits, sign and point (5e3 as 5000); headings, such as `## Step 1`, are no answers.
+    Only the text up to an empty line, which ends a shot, is read. The answer follows the longest run of `#`s, on the
+    same line. If a number is expected, it is the first number there, or else the last number of the text, written
+    with digits, sign and point (5e3 as 5000); headings, such as `## Step 1`, are not answers.
     """
     parts = re.split(r"\n[ \t]*\n", text.strip())
     if number_in(expected) is None:
@@ -211,7 +212,7 @@ def _without_thousands(text: str) -> str:
 
 
 def _free_number(part: str) -> str | None:
-    """The answer to a question for a number, in a text without an empty line; `None` if only headings are in it."""
+    """Return the number that answers a question, in a text without an empty line; `None` if it has only headings."""
     longest = _longest_marks(part)
     every = [match[2] for match in _MARK.finditer(part)]
     for marked in [*longest, *every]:
@@ -224,7 +225,7 @@ def _free_number(part: str) -> str | None:
 
 
 def _longest_marks(text: str) -> list[str]:
-    """Return what follows each of the longest runs of `#`s, to the end of its line."""
+    """Return the rest of the line after each of the longest runs of `#`s."""
     matches = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
     longest = max((length for length, _ in matches), default=0)
     return [marked for length, marked in matches if length == longest]
@@ -242,9 +243,9 @@ def _choice_in(text: str) -> str | None:
 
 
 def _words(text: str) -> list[str]:
-    """Words without capitals, punctuation and articles, unless nothing else is there: an answer may be A, or +.
+    """Return words without capitals, punctuation and articles, unless there is nothing else: an answer may be A, or +.
 
-    Numbers are written by their value. In digits that are no number, punctuation stays: 1,5 is not 15.
+    Numbers are written by their value. In digits that are not a number, punctuation stays: 1,5 is not 15.
     """
     if (number := number_in(text)) is not None:
         return [_by_value(number)]

@@ -1,5 +1,6 @@
-"""Answers to questions: the model continues each question, greedily and if asked also by sampling, and its answers are
-compared with the record's own.
+"""Answers to questions, compared with those of the records.
+
+The model continues each question greedily, and optionally also by sampling.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ class AnswerRecord:
     Attributes:
         document: the number of the question in its split.
         text: the model's whole output.
-        answer: the part of it that counts.
-        expected: the record's own answer, by `final_answer`.
-        correct: whether the two are equal by the rule of the protocol.
-        question: its text.
+        answer: the answer in `text`.
+        expected: the answer of the record, by `final_answer`.
+        correct: `True` if the two are equal by the rule of the protocol.
+        question: the text of the question.
         asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
-        finished: whether the answer ended before the limit of new tokens.
-        tokens: new tokens, the end included.
-        latents: latents after the question; `None` without any.
+        finished: `True` if the answer ended before the limit of new tokens.
+        tokens: number of new tokens, including the end.
+        latents: number of latents after the question; `None` without any.
         seconds: the time of its batch, divided by the questions of the batch.
         attempts: the sampled answers, or those of the beams.
     """
@@ -80,7 +81,7 @@ class AnswerMetrics:
         exact_match: the share of questions with `answer_rule.exact_match`.
         f1: the mean of `answer_rule.f1` over questions.
         questions: the number of questions.
-        protocol: how they were asked.
+        protocol: the settings of the evaluation.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
             `None` without attempts.
         unfinished: the number of greedy answers that were cut at the limit of new tokens.
@@ -110,8 +111,8 @@ class Answers:
 
     Attributes:
         records: one per question, in the split's order.
-        rule: how they are compared with the right ones.
-        protocol: how the questions were asked.
+        rule: the rule for the comparison with right answers.
+        protocol: the settings of the evaluation.
     """
 
     records: list[AnswerRecord]
@@ -148,17 +149,17 @@ def run(
 
     Returns:
         `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`
-        where `layout.too_long` is `skip` and some were left out.
+        if `layout.too_long` is `skip` and questions were left out.
 
     Raises:
-        InputError: the source has texts and no questions; what `ask` and `Saved.store` raise.
+        InputError: the source has texts and no questions; errors of `ask` and `Saved.store`.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
     changes = {"max_documents": options.documents} | {
         name: getattr(options, name) for name in ("answer_tokens", "answer_rule")
     }
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
-    # A model of texts reads questions as text; the store separates their parts all the same.
+    # A model of texts reads questions as text, but the store separates their parts.
     part = options.part(saved)
     store = saved.store(part, layout=None if saved.layout.questions else Packed(), show=show)
     if store.meta["kind"] != "records":
@@ -167,7 +168,7 @@ def run(
             "or a set such as --data gsm8k:PATH"
         )
     split = store.splits[part]
-    # A set without splits has no other questions than its own; a question is never an example for itself.
+    # A set without splits also provides the examples; a question is never an example for itself.
     examples = split if part == "all" else store.splits.get("train")
     answers = ask(saved, split, options, examples=examples, show=show)
     left_out = store.meta.get("left_out", {}).get("test" if part == "all" else part, 0)
@@ -182,8 +183,9 @@ def run(
 
 
 def places(out: Path) -> list[Path]:
-    """The files that `run` writes: the result, `NAME.json`, and the answers, `NAME.answers.jsonl`; if `out` ends in
-    `.jsonl`, it has the answers and is the only one.
+    """Return the files that `run` writes: the result, `NAME.json`, and the answers, `NAME.answers.jsonl`.
+
+    If `out` ends in `.jsonl`, it is the only file and has the answers.
     """
     return [out] if out.suffix == ".jsonl" else [out, out.with_name(f"{out.stem}.answers.jsonl")]
 
@@ -203,15 +205,15 @@ def ask(
 
     Args:
         saved: the model; its `layout` has the stage and the number of latents, its `evaluation` the number of
-            questions, how many are asked at once, and how long an answer may be. Left in the mode it came in.
+            questions, the batch size and the limit of new tokens. Its mode is restored.
         split: questions with their answers.
-        options: shots, attempts, temperature and seed; the other options are those of `run`.
-        examples: the records that shots are drawn from; never the question itself.
+        options: shots, attempts, temperature and seed; only `run` uses the other options.
+        examples: the records for shots; a question is never an example for itself.
 
     Raises:
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
-            the shots, or no question that leaves room for an answer in the model's context; nothing has been asked
-            then.
+            the shots, or no question that leaves room for an answer in the model's context; raised before the model
+            answers.
     """
     prompts = QuestionPrompts(saved, split, options, examples)
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context

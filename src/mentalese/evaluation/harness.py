@@ -1,4 +1,4 @@
-"""Every model for lm-eval: log-likelihoods by the model's own `token_nll`, whatever its family.
+"""An lm-eval model for all families: log-likelihoods by the model's `token_nll`.
 
 `MentaleseLM(mentalese.load(path))` is an `lm_eval.api.model.LM` for all of lm-eval's tasks.
 """
@@ -57,18 +57,18 @@ class MentaleseLM(LM):
 
     A text is read as in training (`Layout.prompt_row`): after the end of a document, or as sentences between their
     markers. Every token of a continuation is scored, also a token that begins in the context and ends in the
-    continuation. Sentences of the context are found without the continuation, so that all choices have the same
-    context; ends of sentences after it are scored, the one right after it and those inside the continuation. The last
-    sentence is left open. A text longer than the model reads at once is read in windows, each with
-    at least half a window of context; a whole text that is scored is read in lm-eval's blocks.
+    continuation. Sentences of the context are split without the continuation, so that all choices have the same
+    context. The end of the context's last sentence and the ends of sentences inside the continuation are scored; the
+    last sentence is left open. A text longer than the model reads at once is read in windows, each with at least half a
+    window of context; a whole text that is scored is read in lm-eval's blocks.
 
-    Results do not depend on the batch size, which is that of `saved.evaluation`.
+    Results do not depend on the batch size, `saved.evaluation.batch_size`.
 
     Attributes:
         unfinished: generated texts so far that were cut at the limit of new tokens.
 
     Args:
-        saved: the model; left in the mode it came in.
+        saved: the model; its mode is restored.
         max_length: the most tokens read at once; `None`: as its recipe scores, or else the model's context. Models of
             sentences read everything.
 
@@ -94,7 +94,7 @@ class MentaleseLM(LM):
         self._encoder = PromptEncoder(self.tokenizer, saved.data)
 
     def protocol(self, *, blocks: bool = False) -> dict[str, object]:
-        """Return how the model was scored, to publish with a result; `blocks`: of whole texts."""
+        """Return the protocol to publish with a result; `blocks`: for whole texts."""
         cut = f"of at most {self.max_length} tokens"
         longer = f"blocks {cut} that share one" if blocks else f"windows {cut}"
         longer = "whole texts" if self.max_length is None else longer
@@ -117,12 +117,16 @@ class MentaleseLM(LM):
         return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
-        """A kind of request of our own: as `loglikelihood`, with the number of tokens and without greedy decoding."""
+        """Return scores as `loglikelihood` does, with the number of tokens and without greedy decoding.
+
+        lm-eval has no such kind of request.
+        """
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each (context, options), up to the first of `options["until"]`; `unfinished` counts
-        the texts that end before any of these, at the limit of new tokens.
+        """Continue each (context, options), up to the first of `options["until"]`.
+
+        `unfinished` counts the texts that end before any of these, at the limit of new tokens.
         """
         texts, ends = [], _end_ids(self.saved.model)
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
@@ -146,12 +150,12 @@ class MentaleseLM(LM):
     def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
         """Return the likelihood of each continuation after its context; the context may be empty.
 
-        Only the continuation has labels. So a model whose likelihood is that of all its labels returns the conditional
-        one, and a model that infers something from a text does so from the context.
+        Only the continuation has labels. So a model that returns the likelihood of all labels returns the conditional
+        likelihood, and a model that infers thoughts from a text infers them from the context.
 
         Args:
             pairs: (context, continuation), joined as they are.
-            greedy: also look at the logits, in a pass of their own.
+            greedy: also test if each label is the most likely token, in a separate pass.
             blocks: read long texts in blocks instead of windows.
 
         Raises:
@@ -163,7 +167,7 @@ class MentaleseLM(LM):
             return []
         rows, labels = self._encode(distinct)
         windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row, blocks)]
-        windows.sort(key=lambda window: window.start - window.end)  # the longest first: what does not fit fails at once
+        windows.sort(key=lambda window: window.start - window.end)  # longest first: lack of memory shows at once
         nll, right = np.zeros(len(distinct)), np.ones(len(distinct), dtype=bool)
         total = sum(window.end - window.start for window in windows)
         with progress("Scoring", total, show=self.show) as bar, evaluation_mode(self.model):
@@ -231,7 +235,7 @@ class MentaleseLM(LM):
         return batch
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
-        """bool [rows]: every label has the largest logit; models that fill in masks predict all of them at once."""
+        """Test if every label has the largest logit, bool [rows]; models that fill in masks predict all at once."""
         with _unwarned():
             logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
@@ -242,7 +246,7 @@ class MentaleseLM(LM):
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-_SEED = 1234  # lm-eval's own, for few-shot examples
+_SEED = 1234  # lm-eval's seed for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
@@ -265,9 +269,9 @@ def ask(lm: MentaleseLM, loaded: TaskDict, limit: int | None, shots: int | None 
     """Return lm-eval's metrics of tasks, as its command computes them.
 
     Args:
-        loaded: what `lm_eval.tasks.TaskManager.load` returned.
+        loaded: the result of `lm_eval.tasks.TaskManager.load`.
         limit: the most questions per task.
-        shots: examples before each question, also for tasks with a number of their own, unless that is 0.
+        shots: examples before each question; it replaces a task's number of examples, unless that is 0.
     """
     for task in loaded["tasks"].values():
         default = task.get_config("num_fewshot")
@@ -285,7 +289,7 @@ def ask(lm: MentaleseLM, loaded: TaskDict, limit: int | None, shots: int | None 
 
 
 def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
-    """lm-eval's `metric,filter` and `metric_stderr,filter` by our names; the filter `none` has no name."""
+    """Rename lm-eval's `metric,filter` and `metric_stderr,filter`; the filter `none` has no name."""
     values = {}
     for key, value in metrics.items():
         metric, comma, filter_name = key.partition(",")
@@ -303,7 +307,7 @@ def _end_ids(model: PreTrainedModel) -> set[int]:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Hides that a model's logits are not its likelihood: our protocol names the estimator."""
+    """Hide the warning that a model's logits are not its likelihood, since the protocol names the estimator."""
     level = hf.logger.level
     hf.logger.setLevel(logging.ERROR)
     try:
@@ -314,7 +318,7 @@ def _unwarned() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides lm-eval's own progress bars: ours shows what takes long."""
+    """Hide lm-eval's progress bars, since `MentaleseLM` shows the progress of slow work."""
     progress_bar = lm_eval_task.tqdm
     lm_eval_task.tqdm = lambda items, **options: items
     try:

@@ -34,10 +34,10 @@ class RowFormat:
         texts: columns of text.
         may_be_empty: columns of text that may be empty.
         choices: column of a list of choices, or one column for each choice.
-        label: column of the right choice's number, or that number itself.
+        label: column of the right choice's number, or the number itself.
         first: number of the first choice.
-        premise: column that comes before a choice when perplexity ranks it; `None`: the context that lm-eval uses.
-        read: rows of a file, each with its place for messages.
+        premise: column before a choice for its rank by perplexity; `None`: the context that lm-eval uses.
+        read: function that yields the rows of a file, each with its place for messages.
     """
 
     files: str

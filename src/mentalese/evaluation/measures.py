@@ -23,10 +23,10 @@ _MOVED = {
 
 
 def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
-    """Return the questions of the tasks that ask some: what can be refused before a model is opened is refused here.
+    """Return the questions of the tasks that have questions; check the options before a model is opened.
 
     Raises:
-        InputError: an unknown task, an option that none of the tasks uses, or what `zero_shot.read` refuses.
+        InputError: an unknown task, or an option that none of the tasks uses; errors of `zero_shot.read`.
     """
     if not options.tasks:
         raise InputError(f"tasks is empty: use one of {', '.join(TASKS)} or {HUB}NAME")
@@ -51,10 +51,10 @@ def run(
     """Evaluate a model: `{task: result}`.
 
     Args:
-        questions: what `read_tasks` read; `None`: read now.
+        questions: the result of `read_tasks`; `None`: read now.
 
     Raises:
-        InputError: what `read_tasks` and the tasks refuse.
+        InputError: errors of `read_tasks` and of the tasks.
     """
     options = options or EvaluationOptions()
     questions = read_tasks(options) if questions is None else questions

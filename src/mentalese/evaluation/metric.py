@@ -17,8 +17,8 @@ class Metric:
         name: field of a result, and `evaluation.metric` of a recipe.
         larger_is_better: direction of the metric.
         figures: fields of a result that a table shows, the metric first.
-        tested: field of a result by which seeds are tested: perplexities by their logarithm.
-        counted: field of a result with the number of what was scored.
+        tested: field of a result for tests over seeds: the logarithm for perplexities.
+        counted: field of a result with the number of scored tokens or questions.
         change: name of the difference or ratio to a baseline.
         clock: field of a learning curve against which the metric is drawn.
     """
@@ -46,7 +46,7 @@ class Metric:
         return sorted(items, key=value, reverse=self.larger_is_better)
 
     def step(self, result: Mapping[str, int]) -> float:
-        """Return what values are whole multiples of: one question of an accuracy; 0 if nothing."""
+        """Return the step between possible values: one question for an accuracy; 0 if there is none."""
         return 1 / result[self.counted] if self.larger_is_better else 0.0
 
 

@@ -1,6 +1,6 @@
-"""What can be set for each evaluation: the options of the commands and of the Python API, written once.
+"""Options of each evaluation, shared by the commands and the Python API.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class TextOptions:
         return saved.on(self.source, text_column=self.text_column, detokenizer=self.detokenizer)
 
     def part(self, *readers: Saved) -> str:
-        """The split that models with this text read: a model's own text has been split, another file is read as a
-        whole.
+        """Return the split that models with this text read.
+
+        A model's own text has splits; another file is read as a whole.
         """
         from mentalese.data.sources import is_one_text
 

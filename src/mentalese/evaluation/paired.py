@@ -19,12 +19,12 @@ POSITIONS = 12
 
 @dataclass(frozen=True)
 class Difference:
-    """Nats per token that a model needs more than its reference; below zero it predicts better.
+    """A difference between a model and its reference in nats per token; below zero the model predicts better.
 
     Attributes:
-        tokens: number of tokens that the mean is over.
+        tokens: number of tokens in the mean.
         difference: mean of `scores - reference`.
-        interval: 95%, over documents drawn with replacement; `None` if only one has such tokens.
+        interval: 95% interval, over documents drawn with replacement; `None` if only one has such tokens.
         position: position of the tokens in their sentence, from 1; `None` for all of them. The last position includes
             all later ones.
     """
@@ -61,7 +61,7 @@ def compare_scores(
     """Compare two models' `token_scores` of one split.
 
     Args:
-        scores, reference: [len(split.tokens)], NaN for the same tokens, those that are not scored.
+        scores, reference: nats per token [len(split.tokens)]; NaN for tokens that are not scored, the same in both.
         split: documents and their sentences.
         positions: number of positions in a sentence; the last one includes all later ones.
 
@@ -109,18 +109,18 @@ def compare_scores(
 
 
 def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show: bool = False) -> dict[str, Any]:
-    """Two trained models, each read by its own protocol, on the same tokens of one text.
+    """Compare two trained models, each under its own protocol, on the same tokens of one text.
 
     Args:
         other: the reference; it reads the text of `saved`.
-        options: the text; `None`: the test split of what `saved` was trained on.
+        options: the text; `None`: the test split of the data that `saved` was trained on.
 
     Returns:
         `PairedScores` as a dictionary, both `protocol`s, the `source` and the `split`. Positions in a sentence are
         those of the first model's text.
 
     Raises:
-        InputError: tokenizers that split the text into different tokens; what `Saved.store` raises.
+        InputError: tokenizers that split the text into different tokens; errors of `Saved.store`.
     """
     options = options or TextOptions()
     saved = options.read_by(saved).scored_by(tokens="lexical")

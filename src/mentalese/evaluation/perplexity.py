@@ -16,8 +16,8 @@ def run(saved: Saved, options: PerplexityOptions | None = None, *, show: bool = 
         the text; with `options.estimators`: `{estimator: the same}`.
 
     Raises:
-        InputError: the model has no such scoring rule or protocol, or its layout no stage or latents; what
-            `Saved.store` raises.
+        InputError: the model has no such scoring rule or protocol, or its layout no stage or latents; errors of
+            `Saved.store`.
     """
     options = options or PerplexityOptions()
     saved = _with_protocol(saved, options)

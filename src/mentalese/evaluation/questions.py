@@ -24,16 +24,15 @@ from mentalese.values import shown
 
 
 def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[Split]) -> int:
-    """New tokens that an answer may have: those of the protocol, or as many as the longest steps and answer of the
-    splits have, if these are more.
+    """Return the maximum of new tokens in an answer.
+
+    It is `evaluation.answer_tokens`, or the length of the longest steps and answer of the splits, if that is more.
     """
     return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
 
 
 def check_room(saved: Saved, split: Split) -> None:
-    """Raise `InputError` if a question of the split leaves no room for `evaluation.answer_tokens` in the model's
-    context.
-    """
+    """Raise `InputError` if a question leaves no room for `evaluation.answer_tokens` in the model's context."""
     batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
     longest = next(batches)["input_ids"].shape[1]
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
@@ -67,7 +66,7 @@ class QuestionPrompts:
 
     @cached_property
     def questions(self) -> dict[int, str]:
-        """The questions that are asked, by their number in the split."""
+        """Questions to ask, by their number in the split."""
         return {number: self._text(self.split, int(self.split.document_segments[number])) for number in self._numbers}
 
     @cached_property
@@ -104,8 +103,9 @@ class QuestionPrompts:
         return protocol
 
     def batches(self) -> list[Batch]:
-        """Return the batches of `question_batches`; as text for models of text and with shots. A question that leaves
-        less room than the limit is in a batch of its own.
+        """Return the batches of `question_batches`; as text for models of text and with shots.
+
+        A question that leaves less room than the limit has a separate batch.
 
         Raises:
             InputError: not even the shortest question leaves room for its answer in the model's context.
@@ -148,7 +148,7 @@ class QuestionPrompts:
             texts = [*self.questions.values()]
             encoded = self.saved.layout.encode_prompts(texts, self.saved.tokenizer, self.saved.data)
             lengths = encoded["attention_mask"].sum(1)
-            # A question that leaves no room by itself takes none from the others.
+            # Questions too long for any answer do not limit the shots of the others.
             room = lengths <= context - self.limit
             longest = int(lengths[room].max()) if room.any() else context
             # The end of a document, which its size includes, and one more token make an empty line.
@@ -167,7 +167,10 @@ class QuestionPrompts:
         return texts_before
 
     def _drawn(self, examples: Split, others: np.ndarray, question: str, document: int) -> np.ndarray:
-        """The shots of a question; records of the same question, in whatever capitals and spaces, are drawn again."""
+        """Return the numbers of a question's shots; records of the same question are replaced.
+
+        Capitals and spaces do not matter.
+        """
         shots, generator = self.options.shots, np.random.default_rng([self.options.seed, document])
         while True:
             if len(others) < shots:

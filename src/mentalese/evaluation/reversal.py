@@ -1,10 +1,10 @@
-"""Does a model that has just read who the son of a man is know who that son's father is?
+"""The father-son probe: after a sentence about the son of a man, does a model name the father of that son?
 
     The son of F is S. The son of F is        normal: S is the target, F the distractor
     The son of F is S. The father of S is     reversed: F is the target, S the distractor
 
-The reversal curse within a context (Thought Gestalt, section 3.4, Figure 5): a model that prefers the name that came
-next in what it read to the one that is asked for errs in the second line.
+It measures the reversal curse within a context (Thought Gestalt, section 3.4, Figure 5): a model that prefers the name
+that followed in the context fails on the second line.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def single_token_names(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 def reversal_scores(
     saved: Saved, names: Sequence[str], *, batch_size: int = 256, show: bool = False
 ) -> dict[str, np.ndarray]:
-    """Nats of target and distractor as the first token of the answer, for all ordered pairs of names.
+    """Return the nats of target and distractor as the first token of the answer, for all ordered pairs of names.
 
     Args:
-        saved: the model; left in the mode it came in. With sentence markers the context is a whole sentence and the
-            query an open one.
-        names: each one token (`single_token_names`).
+        saved: the model; its mode is restored. With sentence markers the context is a whole sentence and the query an
+            open one.
+        names: names of one token each (`single_token_names`).
         batch_size: rows at once; results do not depend on it.
 
     Returns:
@@ -138,7 +138,7 @@ def _summary(values: np.ndarray) -> dict[str, object]:
 
 
 def trend(tokens: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares line of a value over log10(tokens): slope per tenfold of `tokens`, and value at one token.
+    """Return slope and intercept of a least-squares line over log10(tokens): per tenfold of tokens, and at one token.
 
     Raises:
         InputError: fewer than two different numbers of tokens.

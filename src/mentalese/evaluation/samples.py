@@ -1,11 +1,10 @@
-"""A model's own text, from nothing or after prompts: how likely a second model finds it, how varied it is, how fast it
-is generated, and how close it is to people's text.
+"""Measures of generated text, unconditional or after prompts: likelihood, diversity, speed and similarity to documents.
 
 - Generative perplexity: the perplexity of samples under a larger model (Dieleman et al., "Continuous diffusion for
   categorical data", 2022).
 - Entropy of a sample's token frequencies, which falls if a model repeats itself (Zheng et al., "Masked Diffusion
   Models are Secretly Time-Agnostic Masked Models", 2024).
-- MAUVE between continuations and what people wrote (Pillutla et al., "MAUVE", 2021).
+- MAUVE between continuations and the text of people (Pillutla et al., "MAUVE", 2021).
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ _FEWEST_TEXTS = 100  # MAUVE compares histograms with a tenth as many bins, too 
 
 
 def open_judge(options: SampleOptions, device: str | torch.device | None = None) -> Saved:
-    """The model that scores samples, which it reads in its own tokens, each as a document of at most its context; and a
-    check that MAUVE can be computed if it is needed.
+    """Open the model that scores samples, and check that MAUVE can be computed if it is needed.
+
+    The judge reads samples in its own tokens, each as a document of at most its context.
 
     Raises:
         InputError: no judge is set, there is no such model, or it does not read plain text; MAUVE is not installed.
@@ -70,7 +70,7 @@ def open_judge(options: SampleOptions, device: str | torch.device | None = None)
 
 
 def as_judge(saved: Saved) -> Saved:
-    """Return the model reading each sample as a document of its own, in windows of at most 1,024 tokens."""
+    """Return the model with a layout that reads each sample as a document, in windows of at most 1,024 tokens."""
     return dataclasses.replace(
         saved,
         data=DataConfig(),
@@ -82,13 +82,13 @@ def as_judge(saved: Saved) -> Saved:
 def run(
     saved: Saved, options: SampleOptions, judge: Saved | None = None, *, show: bool = False
 ) -> dict[str, dict[str, object]]:
-    """Samples of each kind: `{kind: result}`.
+    """Generate and score samples of each kind: `{kind: result}`.
 
     Args:
-        judge: what `open_judge` returned; `None`: opened now.
+        judge: the result of `open_judge`; `None`: opened now.
 
     Raises:
-        InputError: what `open_judge`, `unconditional`, `conditional` and `Saved.store` raise.
+        InputError: errors of `open_judge`, `unconditional`, `conditional` and `Saved.store`.
     """
     judge = judge or open_judge(options, saved.device)
     results: dict[str, dict[str, object]] = {}
@@ -105,12 +105,12 @@ def run(
 
 
 def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: bool = False) -> dict[str, object]:
-    """Sequences that begin as a document does; a model with thoughts draws them from its prior.
+    """Generate and score sequences from the beginning of a document; a model with thoughts draws these from its prior.
 
     All have their full length. After the end of a document the next one begins, which the judge reads as another text.
 
     Args:
-        saved: the model; left in the mode it came in.
+        saved: the model; its mode is restored.
 
     Returns:
         For each decoding `generative_perplexity` (per token of the judge; `None` if only ends of documents were
@@ -147,15 +147,15 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
 def conditional(
     saved: Saved, split: Split, options: SampleOptions, judge: Saved, *, show: bool = False
 ) -> dict[str, object]:
-    """Continuations of the beginnings of a split's documents, compared with the documents themselves.
+    """Generate continuations of the beginnings of a split's documents, and compare them with the documents.
 
     Args:
-        saved: the model; left in the mode it came in.
-        split: its first documents that are long enough yield one prompt each.
+        saved: the model; its mode is restored.
+        split: the split whose first documents that are long enough yield one prompt each.
 
     Returns:
         As `unconditional`, for the continuations given their prompts; and `mauve` (0 to 1) of prompts and continuations
-        against the documents' own first tokens: for `multinomial` the mean over `draws`, each with one continuation of
+        against the documents' first tokens: for `multinomial` the mean over `draws`, each with one continuation of
         every prompt, with its `mauve_stderr`.
 
     Raises:
@@ -241,7 +241,7 @@ def _sampled(
 
 @contextmanager
 def _whole_distribution(model: PreTrainedModel, pad: int, temperature: float, decoding: Decoding) -> Iterator[None]:
-    """Inside the block, no end before the full length, and none of a checkpoint's own generation settings."""
+    """Disable ends before the full length and a checkpoint's generation settings inside the block."""
     before = model.generation_config
     sampling = WHOLE_DISTRIBUTION | {"temperature": temperature}
     model.generation_config = GenerationConfig(pad_token_id=pad, **(sampling if decoding == "multinomial" else {}))
@@ -297,10 +297,10 @@ def token_entropy(ids: Tensor) -> float:
 
 
 def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
-    """Return the perplexity under the judge, per token of its own, of texts after their prompts: (prompt, text).
+    """Return the perplexity under the judge, per token of the judge, of texts after their prompts: (prompt, text).
 
-    Each pair is read as a document of its own. If it is longer than the judge reads at once, it is read in windows of
-    half context and half new tokens. `None` if there is no text.
+    Each pair is read as one document. If it is longer than the judge reads at once, it is read in windows of half
+    context and half new tokens. `None` if there is no text.
     """
     encode = PromptEncoder(judge.tokenizer, judge.data).text
     pairs = [(encode(prompt).ids, encode(new, continues=bool(prompt)).ids) for prompt, new in texts]
@@ -325,7 +325,7 @@ def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
 
 
 def text_features(judge: Saved, texts: Sequence[str]) -> np.ndarray:
-    """[texts, hidden] float32: the judge's last hidden state at the last token of each text that it reads at once."""
+    """Return the judge's last hidden state at the last token that it reads of each text, float32 [texts, hidden]."""
     encode, pad = corpus_encoder(judge.tokenizer), judge.layout.special_ids(judge.tokenizer)["pad_token_id"]
     length = judge.layout.sequence_length
     first = beginning(judge.tokenizer)

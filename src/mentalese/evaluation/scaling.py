@@ -1,13 +1,13 @@
-"""Power laws of the loss, and how much data or how many parameters one model is worth to another.
+"""Power laws of the loss, and the data or parameters that one model is worth to another.
 
     L(x) = (x_c / x)^alpha        x: training tokens D or non-embedding parameters N      (Kaplan et al., 2020)
 
 is a straight line of log L against log x, fitted by least squares. A model whose law gives the loss L(x) is worth
 
-    m(x) = x_ref(L(x)) / x        x_ref: what the reference needs for that loss, by its own law
+    m(x) = x_ref(L(x)) / x        x_ref: the size that the reference needs for the same loss, by its own law
 
-times its size to the reference (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws: the paper's
-1.33 to 1.42 for parameters are those; the achieved losses of its Table 2 would give 1.28 to 1.51.
+times its size to the reference (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws, as in the
+paper's 1.33 to 1.42 for parameters; the achieved losses of its Table 2 would give 1.28 to 1.51.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PowerLaw:
         exponent: alpha.
         scale: x_c, in units of x.
         points: number of fitted points.
-        exponent_interval: 95%, by Student's t with `points - 2` degrees of freedom, if the logarithms scatter
-            normally about the line; `None` for two points, which are on it.
-        spread: standard deviation about the line, of log L (`points - 2` in the denominator); `None` for two points.
+        exponent_interval: 95% interval, by Student's t with `points - 2` degrees of freedom, if the logarithms scatter
+            normally about the line; `None` for two points, which are on the line.
+        spread: standard deviation of log L about the line (`points - 2` in the denominator); `None` for two points.
         center, variation: mean of log x, and the sum of its squared distances from it.
     """
 
@@ -57,13 +57,13 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """What a model of size `x` is worth to the reference.
+    """The worth of a model of size `x` to the reference.
 
     Attributes:
         value: the reference's size for the same loss, over `x`.
-        interval: 95%, by Fieller's theorem (1954) with Student's t, if both models scatter normally and equally about
-            their laws (the spread is pooled); `None` if both laws have two points, or if the reference's
-            exponent is not significantly different from zero, which bounds nothing.
+        interval: 95% interval, by Fieller's theorem (1954) with Student's t, if both models scatter normally and
+            equally about their laws (the spread is pooled); `None` if both laws have two points, or if the reference's
+            exponent is not significantly different from zero, so that there are no bounds.
     """
 
     x: float
@@ -72,11 +72,11 @@ class Multiplier:
 
 
 def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
-    """Least squares in log-log.
+    """Fit a power law by least squares in log-log.
 
     Args:
         x: training tokens or parameters, all above 0, with at least two different values.
-        loss: nats per token at each of them, all above 0.
+        loss: nats per token at each `x`, all above 0.
 
     Raises:
         InputError: too few sizes, a number without a logarithm, or a loss that does not change.
@@ -115,7 +115,7 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
 
 
 def multiplier(x: float, law: PowerLaw, reference: PowerLaw) -> Multiplier:
-    """How many times `x` the reference would need for the loss that `law` gives at `x`."""
+    """Return the multiple of `x` that the reference needs for the loss of `law` at `x`."""
     return Multiplier(x, reference.inverse(law.loss(x)) / x, _interval(x, law, reference))
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """`mean`, `min`, `max` and `std` (of a sample: divided by n - 1; 0 for a single value, infinite if one of several
-    is).
+    """Return `mean`, `min`, `max` and `std` of a sample.
+
+    `std` divides by n - 1; it is 0 for a single value, and infinite if one of several values is.
     """
     std = 0.0 if len(values) == 1 else math.inf if math.inf in values else statistics.stdev(values)
     return {"mean": statistics.fmean(values), "std": std, "min": min(values), "max": max(values)}
@@ -25,7 +26,7 @@ class PairedTest:
     Attributes:
         difference: mean of `values - reference`.
         t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal and have no `step`.
-        interval: of the mean difference, 95%.
+        interval: 95% interval of the mean difference.
     """
 
     n: int
@@ -48,8 +49,8 @@ def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: 
     """Test pairs that share a seed (Student 1908); takes at least two pairs.
 
     Args:
-        step: what values are whole multiples of, such as one question of an accuracy. Differences scatter by at least
-            step / sqrt(6), as two rounded numbers do: three that are one question each are equal by chance.
+        step: the unit of values, such as one question of an accuracy. Differences scatter by at least step / sqrt(6),
+            as for two rounded numbers: three differences of one question each are equal by chance.
     """
     differences = [a - b for a, b in zip(values, reference, strict=True)]
     n, mean = len(differences), statistics.fmean(differences)
@@ -76,7 +77,7 @@ def student_t_p(t: float, degrees: int) -> float:
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
-    """The t below which a t-distribution has this probability, from 0.5 to below 1; by bisection of `student_t_p`."""
+    """Return the quantile of a t-distribution at a probability from 0.5 to below 1, by bisection of `student_t_p`."""
     low, high = 0.0, 1.0
     while student_t_p(high, degrees) > 2 * (1 - probability):
         high *= 2
@@ -91,10 +92,10 @@ def bootstrap_pairs(
 ) -> tuple[float, float] | None:
     """Return an interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
 
-    Pairs that share a unit are not independent, so units are drawn with replacement and bring all pairs among them.
+    Pairs that share a unit are not independent, so units are drawn with replacement, with all pairs among them.
 
     Args:
-        values: [units, units], of each ordered pair; the diagonal is not read.
+        values: value of each ordered pair [units, units]; the diagonal is not read.
 
     Returns:
         The percentiles; `None` for fewer than three units.
@@ -114,13 +115,13 @@ def bootstrap_pairs(
 def bootstrap_ratio(
     numerators: np.ndarray, denominators: np.ndarray, *, confidence: float = 0.95, samples: int = 5_000, seed: int = 0
 ) -> np.ndarray | None:
-    """The percentile bootstrap's interval of `sum(numerators) / sum(denominators)` (Efron, 1979), column by column.
+    """Return the percentile bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979) by column.
 
-    Units, such as documents, are drawn whole with replacement, so that what is alike within a unit (the tokens of one
-    document) does not count as independent.
+    Whole units, such as documents, are drawn with replacement, since similar values within a unit (the tokens of one
+    document) are not independent.
 
     Args:
-        numerators, denominators: [units, columns].
+        numerators, denominators: sums of each unit [units, columns].
 
     Returns:
         [2, columns], low and high; `None` for fewer than two units.
@@ -139,7 +140,7 @@ def bootstrap_ratio(
 
 
 def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
-    """Return the same of the mean over questions, from `least` to `most`.
+    """Return the percentile bootstrap interval of the mean over questions, from `least` to `most`.
 
     Where all questions have one value the bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may
     have another value, which is one unit away (Clopper and Pearson, 1934).

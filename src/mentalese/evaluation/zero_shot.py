@@ -32,14 +32,14 @@ SETS = (
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions that were read: of a set of local files, or of a task, group or tag of lm-eval.
+    """Questions from a set of local files, or from a task, group or tag of lm-eval.
 
     Attributes:
         name: one of `SETS`, or lm-eval's name.
-        tasks: as `lm_eval.tasks.TaskManager.load` returns them; of a set one per file, by the file's name.
+        tasks: the result of `lm_eval.tasks.TaskManager.load`; for a set one task per file, by the file's name.
         limit: the most questions of each file or task.
-        shots: examples before each question; `None`: the task's own number.
-        data_hash: of the files; `None` for lm-eval's own.
+        shots: examples before each question; `None`: the task's default.
+        data_hash: hash of the files; `None` for tasks of lm-eval.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Questions:
 
 
 def read(name: str, options: EvaluationOptions) -> Questions:
-    """Read one of `SETS`, or `hub:NAME`; raises what `read_questions` and `read_hub_task` raise."""
+    """Read one of `SETS`, or `hub:NAME`; errors as in `read_questions` and `read_hub_task`."""
     if name.startswith(HUB):
         return read_hub_task(name.removeprefix(HUB), options)
     return read_questions(name, options)
@@ -65,7 +65,7 @@ def run(saved: Saved, questions: Questions, *, show: bool = False) -> dict[str, 
     """Return a model's results on questions, see `zero_shot`.
 
     Raises:
-        InputError: a model of questions, a tokenizer without markers, or what `zero_shot` raises.
+        InputError: a model of questions, or a tokenizer without markers; errors of `zero_shot`.
     """
     from mentalese.evaluation.harness import MentaleseLM
 
@@ -84,11 +84,11 @@ def read_questions(name: str, options: TaskOptions) -> Questions:
 
     Args:
         name: one of `SETS`.
-        options: the folder of the sets' files, and how many rows of each are read.
+        options: the folder of the sets' files, and the most rows of each file.
 
     Raises:
-        InputError: no folder, no file of that name or several, some of a set's many files are missing, a row without a
-            column, or no row; or lm-eval is not installed.
+        InputError: a folder, file, column or row is missing, there are several files of one name, or lm-eval is not
+            installed.
     """
     folder = options.task_files
     if folder is None:
@@ -122,7 +122,7 @@ def read_questions(name: str, options: TaskOptions) -> Questions:
 
 
 def read_hub_task(name: str, options: HubOptions) -> Questions:
-    """Read a task that lm-eval knows, by lm-eval's name; lm-eval fetches its questions, mostly from the network.
+    """Read a task of lm-eval by its name; lm-eval fetches the questions, mostly from the network.
 
     Raises:
         InputError: lm-eval is not installed or has no such task, or it cannot fetch the questions.
@@ -196,7 +196,7 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, float | None]:
-    """Return each metric's mean over the parts, and its standard error if these parts are all there are."""
+    """Return each metric's mean over the parts, and its standard error with the parts fixed."""
     means: dict[str, float | None] = {}
     for name in parts[0]:
         values = [value for part in parts if (value := part[name]) is not None]

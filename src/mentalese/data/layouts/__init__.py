@@ -1,10 +1,10 @@
-"""Layouts: how documents become rows, batches and prompts. One class each; a family may bring its own.
+"""Layouts: classes that turn documents into rows, batches and prompts. Families may add layouts.
 
     packed      `Packed` (documents joined and cut), `PerDocument` (rows within a document), `Marked` (sentence markers)
     sentences   `SentenceStreams` (whole sentences, read one after the other)
     qa          `QuestionAnswer` (question, steps, answer, perhaps with latents between them)
 
-Families bring `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `QuestionPairs`).
+Families add `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `QuestionPairs`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every layout has: a section of a recipe that also knows how its text is packed, scored and prompted."""
+"""The base class of layouts: a section of a recipe with methods to pack, score and prompt text."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ KINDS: dict[str, type[Layout]] = {}
 
 @checked_dataclass("layout")
 class Layout(ABC):
-    """How documents become rows to train on and to score, and texts become prompts.
+    """A layout: the way from documents to rows for training and scoring, and from texts to prompts.
 
     A subclass is a `checked_dataclass("layout")` whose fields are the options `--layout.NAME` of its recipes. It sets
-    `kind` and writes `training_rows`, `evaluation_rows`, `pack` and `protocol`; everything else has a default. A family
-    declares its own in `Family.layouts`.
+    `kind` and implements `training_rows`, `evaluation_rows`, `pack` and `protocol`; everything else has a default. A
+    family declares its layouts in `Family.layouts`.
 
     Attributes:
         kind: the name in a saved recipe.
         changeable: fields that a phase may change.
         markers: sentences are between markers in the stream.
-        sequential: a row is read sentence by sentence, in full, whatever its length.
-        plain: running text without markers, of which documents may be joined.
-        questions: documents are a question, steps and an answer, so that a model can be asked and be right.
-        beginning: what a text begins with, in words.
+        sequential: a row of any length is read in full, sentence by sentence.
+        plain: text is running text without markers, and documents may be joined.
+        questions: documents are a question, steps and an answer, so that answers can be scored.
+        beginning: the beginning of a text, in words.
     """
 
     kind: ClassVar[str]
@@ -73,11 +73,11 @@ class Layout(ABC):
 
     @property
     def has_latents(self) -> bool:
-        """Whether rows contain latents, or at least their markers."""
+        """True if rows contain latents, or at least their markers."""
         return False
 
     def asked(self) -> dict[str, int | None]:
-        """What a result says about the questions: their stage and latents; empty for texts."""
+        """Return the stage and the latents of questions, as a result records them; empty for texts."""
         return {}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
@@ -102,14 +102,14 @@ class Layout(ABC):
         return special_token_ids(tokenizer, sentences=self.markers)
 
     def fitting(self, split: Split) -> np.ndarray | None:
-        """bool [documents]: those that are read at all, in training and evaluation; `None`: all of them."""
+        """Return a mask of the documents that training and evaluation read, bool [documents]; `None`: all of them."""
         return None
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        """Return an epoch's rows; what is random in them is drawn from the generator.
+        """Return an epoch's rows; the generator draws all random choices.
 
         Raises:
             InputError: the split has no row of this layout.
@@ -140,8 +140,9 @@ class Layout(ABC):
         raise InputError(f"the layout {self.kind!r} has no questions: use a model trained on layout 'qa'")
 
     def answer_lengths(self, split: Split) -> np.ndarray:
-        """Tokens that a model writes after each question of records if it answers as the record does: steps and answer
-        with the end, int64 [documents].
+        """Return the tokens of each record's steps and answer, including the end, int64 [documents].
+
+        A model that answers like the record writes as many.
         """
         parts = np.diff(split.document_segments)
         answers = split.documents[1:] - split.segments[split.document_segments[:-1] + 1]
@@ -178,7 +179,7 @@ class Layout(ABC):
         """Copy rows out of the store.
 
         Args:
-            scored: what has labels, see `EvaluationConfig.tokens`; `None`: what is trained on.
+            scored: the tokens with labels, see `EvaluationConfig.tokens`; `None`: the targets of training.
             left: pad on the left, so that the rows can be continued.
 
         Returns:
@@ -198,13 +199,13 @@ class Layout(ABC):
         ids = np.where(index < 0, markers[np.minimum(index, -1)], split.tokens[np.maximum(index, 0)])
         context = rows.target - rows.start + (0 if rows.gap is None else rows.gap)
         labels = np.where(real & (column >= context[:, None]), ids, IGNORED)
-        if scored or self.sequential:  # the start of a sentence is given
+        if scored or self.sequential:  # the start of a sentence is not predicted
             labels[index == BOS] = IGNORED
-        if split.beginning:  # given too
+        if split.beginning:  # not predicted either
             document = np.searchsorted(split.documents, index, side="right") - 1
             labels[(index >= 0) & (index - split.documents[document] < split.beginning)] = IGNORED
         elif self.plain and special["bos_token_id"] != special["eos_token_id"]:
-            # A document follows the end of the one before it, instead of which a row begins as a text does.
+            # In the store a document follows the end of the previous one; a row begins with the beginning of a text.
             ids[:, 0] = np.where(ids[:, 0] == special["eos_token_id"], special["bos_token_id"], ids[:, 0])
         if scored == "lexical":
             labels[(index < 0) | (ids == special["eos_token_id"])] = IGNORED
@@ -230,20 +231,20 @@ class Layout(ABC):
         *,
         before: Sequence[str] | None = None,
     ) -> Batch:
-        """Prompts as a model of this layout reads them, to be continued. A marker's name in a prompt is plain text.
+        """Encode prompts for a model of this layout to continue. A marker's name in a prompt is plain text.
 
         Args:
-            data: how texts are split into sentences.
-            mask_token_id: what each `<|mask|>` in a prompt becomes, with the spaces before it (they belong to its
-                word); `None`: plain text.
-            before: a text in front of each prompt that is read as it is, such as shots; `None`: nothing.
+            data: states the sentence splitter.
+            mask_token_id: replaces each `<|mask|>` in a prompt, with the spaces before it (they belong to its word);
+                `None`: the mask is plain text.
+            before: a text in front of each prompt, such as shots, that is not changed; `None`: nothing.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
 
         Raises:
-            InputError: a prompt without any text or not in Unicode, masks in a layout that has no place for them, or a
-                tokenizer that lacks a marker.
+            InputError: a prompt is empty or not in Unicode, the layout does not allow masks, or the tokenizer lacks a
+                marker.
         """
         from mentalese.data.prompts import PromptEncoder, check_prompts, pad_left
 
@@ -256,8 +257,9 @@ class Layout(ABC):
         return pad_left(rows, special["pad_token_id"])
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
-        """A row of `encode_prompts`: a document starts after EOD, as in training (another project's model reads its
-        own beginning of a text).
+        """Return a row of `encode_prompts`, which starts after EOD, as in training.
+
+        For a model of another project it starts with that model's beginning of a text.
         """
         from mentalese.data.prompts import TextRow
 
@@ -280,7 +282,7 @@ class Layout(ABC):
 
     @abstractmethod
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
-        """What is published next to a perplexity: `context`, `first_token` and `sentences`."""
+        """Return the entries that are published with a perplexity: `context`, `first_token` and `sentences`."""
 
     def check_evaluation(self, evaluation: EvaluationConfig) -> None:
         """Raise `InputError` for a protocol that this layout does not have."""

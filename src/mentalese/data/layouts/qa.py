@@ -40,22 +40,22 @@ _CHAT_TEMPLATE = """\
 
 @checked_dataclass("layout")
 class QuestionAnswer(RowLayout):
-    """One question per row with its steps and its answer; what follows the question is predicted.
+    """Rows of one question with its steps and its answer; the model predicts everything after the question.
 
     Attributes:
         sequence_length: the most tokens per row.
         batch_size: questions per optimiser step, over all ranks and micro-batches.
-        stage: how many of the first steps are left out; above `stages`, all of them (Coconut's curriculum; phases raise
-            it).
-        stages: the last stage at which later steps are kept.
-        removal: what a stage counts: `steps` (Coconut), or `tokens` of the steps (iCoT).
+        stage: the number of first steps that are left out; above `stages`, all of them (Coconut's curriculum; phases
+            raise it).
+        stages: the last stage that keeps later steps.
+        removal: the unit of a stage: `steps` (Coconut), or `tokens` of the steps (iCoT).
         removal_smoothing: iCoT's lambda: in training a question loses o more tokens with a probability proportional to
             exp(-lambda o); `None`: it loses no more.
         uniform_prob: the share of an epoch's questions that are read at a stage drawn from 0 to `stages`.
         latents_per_step: latents between markers after the question, times the stage (at most `stages`); `None`:
             neither latents nor markers.
         latents: the number of latents at every stage; `None`: it follows from `latents_per_step`.
-        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
+        too_long: the treatment of records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
             every split, each record that is longer with all of its steps and the most latents, and reports their
             number.
     """
@@ -126,7 +126,7 @@ class QuestionAnswer(RowLayout):
         return self.rows(split, evaluation.documents(len(split.document_bytes)))
 
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        """Questions and their latents. Steps are not read, so that a row too long to train on can be asked."""
+        """Return questions and their latents. Steps are not read, so rows too long for training can be asked, too."""
         rows = self._rows(split, evaluation.documents(len(split.document_bytes)), None)
         assert rows.rest is not None
         return dataclasses.replace(rows, stop=rows.rest)
@@ -141,10 +141,10 @@ class QuestionAnswer(RowLayout):
         return rows.stop - rows.rest
 
     def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
-        """Return the first documents, each a row of its own at `stage`.
+        """Return the first documents at `stage`, one row each.
 
         Args:
-            generator: draws what is random in training; `None`: nothing is.
+            generator: draws the random choices of training; `None`: there are none.
 
         Raises:
             InputError: a document without a question or an answer, or rows above `sequence_length`.
@@ -201,8 +201,9 @@ class QuestionAnswer(RowLayout):
         return batch | {"question_lengths": torch.from_numpy(rows.target - rows.start)}
 
     def prompt_text(self, prompt: str) -> str:
-        """A question is on a line of its own, as that of a record: without white space around it, and with a space for
-        each break of a line.
+        """Return a question as it is in a record: on one line, without white space around it.
+
+        Each line break becomes a space.
         """
         return f"{one_line(prompt)}\n"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @checked_dataclass("layout")
 class SentenceStreams(Layout):
-    """Streams of whole sentences with a marker before and after each, never across documents.
+    """Streams of whole sentences of one document, with a marker before and after each sentence.
 
     Attributes:
         max_sentences: sentences per stream at most (Thought Gestalt's S).
@@ -39,7 +39,7 @@ class SentenceStreams(Layout):
     beginning = "sentences between markers, read with the model's memory of earlier sentences"
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        # A document of one sentence trains no memory: left out, as in the release of Thought Gestalt's authors.
+        # As in the release of Thought Gestalt: a document of one sentence trains no memory.
         rows = sentence_streams(split, len(split.document_bytes), self.max_sentences, min_sentences=2)
         if not len(rows):
             raise InputError(

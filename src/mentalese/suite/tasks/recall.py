@@ -138,10 +138,8 @@ class Recall(Task):
                     bound[key] = i, value
                 elif middle == "?":
                     place, answer = bound[key]
-                    questions, right, visible = (
-                        questions + 1,
-                        right + (answer == value),
-                        visible + (i - place <= self.window),
-                    )
+                    questions += 1
+                    right += answer == value
+                    visible += i - place <= self.window
         chance = 1 / self.values
         return Levels(right / questions, visible / questions + (1 - visible / questions) * chance, chance, "accuracy")
