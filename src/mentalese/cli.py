@@ -1,7 +1,7 @@
 """The command line: `mentalese COMMAND ...`.
 
-Whatever a user can fix ends in a message on standard error and exit code 2: tyro's for words that are no options, one
-sentence for all else. Models are imported when a command needs them.
+Errors that users can fix end in a message on standard error and exit code 2: tyro's message for unknown options, and
+one sentence for all others. Models are imported when a command needs them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Raise SIGTERM as Python raises SIGINT, so that what is half-written is cleared away."""
+    """Raise SIGTERM as Python raises SIGINT, so that incomplete files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and checks of what was written."""
+"""Files and folders that are written whole or not at all, and checks of their content."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_remains(target: Path) -> None:
-    """Remove what a process that was killed inside `whole_folder(target)` left beside it; no other may be writing."""
+    """Remove temporary folders of a process that was killed inside `whole_folder(target)`; no other may be writing."""
     for remains in (*target.parent.glob(f".{target.name}-*"), target.with_name(f".{target.name}.old")):
         shutil.rmtree(remains, ignore_errors=True)
 
@@ -179,7 +179,7 @@ def temporary_name(path: Path) -> Path:
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, to be written; it takes its name when the block ends well.
 
-    So `path` never holds half of it. A link stays, and what it points at is written. A device or a pipe is yielded
+    So `path` never holds an incomplete file. A link stays, and its target is written. A device or a pipe is yielded
     itself.
 
     Raises:
@@ -239,7 +239,7 @@ def write_json(path: Path, content: Any) -> None:
 
 CHECKSUM = "checksum"
 RECORD = "mentalese.json"
-"""In the folder of a model or tokenizer: what it is, and the SHA-256s of its files."""
+"""The record in the folder of a model or tokenizer: its kind, and the SHA-256s of its files."""
 _READ = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
 
 
@@ -261,10 +261,10 @@ def sealed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
-    """Return the content without its checksum; without one it is taken as it is, since people write such files too.
+    """Return the content without its checksum; content without a checksum is valid, since people write such files too.
 
     Raises:
-        InputError: it is not what was sealed.
+        InputError: the content has changed since it was sealed.
     """
     noted = content.pop(CHECKSUM, None)
     if noted is not None and noted != checksum(content):

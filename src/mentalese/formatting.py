@@ -1,4 +1,4 @@
-"""How numbers and models are written on figures, pages and tables."""
+"""Formats of numbers and models on figures, pages and tables."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def short_count(number: float) -> str:
 
 
 def scored_as(of: Mapping[str, object]) -> str:
-    """What follows a score that is not the likelihood in one pass, as its `estimator` says: ` (block-not-causal)`."""
+    """Return the estimator after a score that is not the likelihood in one pass: ` (block-not-causal)`."""
     estimator = of.get("estimator", "exact")
     return "" if estimator == "exact" else f" ({estimator})"
 
 
 def unanswered(figure: Mapping[str, Any]) -> str:
-    """Answers cut at the limit of new tokens, and questions that were not asked or left out: `, 3 unfinished`.
+    """Return the number of answers cut at the limit, and of questions not asked or left out: `, 3 unfinished`.
 
     Results of earlier versions have no such counts.
     """
@@ -67,9 +67,9 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def by_next_token(point: dict[str, Any]) -> dict[str, Any]:
-    """A point of a learning curve whose `loss` is the next token's, in nats, if the model measured that apart (`ntp`).
+    """Return a point of a learning curve with the next token's `loss`, in nats, if the model records it (`ntp`).
 
-    What is minimised besides has a weight and a unit of its own, so that curves of it are not comparable.
+    Other losses have different weights and units, so their curves are not comparable.
     """
     return point | {"loss": point["ntp"]} if "ntp" in point else point
 
@@ -87,7 +87,7 @@ def model_names(paths: Sequence[str]) -> list[str]:
 
 
 def _tails(paths: Sequence[str]) -> dict[str, str]:
-    """Return the end of each path, as many of its folders as tell them apart: `a/seed-0`, `b/seed-0`."""
+    """Return the end of each path, with as many folders as make it unique: `a/seed-0`, `b/seed-0`."""
     parts = {path: Path(path).parts for path in paths}
     for depth in range(1, max(map(len, parts.values()), default=0) + 1):
         tails = {path: "/".join(folders[-depth:]) for path, folders in parts.items()}
@@ -97,7 +97,7 @@ def _tails(paths: Sequence[str]) -> dict[str, str]:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """`prefix/name` without what all share: `gpt2/tiny`, `llama/tiny-wide` -> `gpt2`, `llama-wide`."""
+    """Remove the parts that all names share: `gpt2/tiny`, `llama/tiny-wide` -> `gpt2`, `llama-wide`."""
     halves = [name.partition("/")[::2] for name in names]
     families, sizes = [half[0] for half in halves], [half[1] for half in halves]
     shared = sizes[0].partition("-")[0]

@@ -28,7 +28,7 @@ def render(template: str, *, script: str = "", data: Any = None, **values: Any) 
     Args:
         template: a file of `TEMPLATES` that extends `page.html.j2`.
         script: JavaScript that runs when the body is there.
-        data: anything that JSON can hold.
+        data: a value for JSON.
         values: variables of the template; text in them is escaped.
     """
     policy = ["default-src 'none'", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'"]

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 OURS = "ours"
 REPOSITORY = "https://github.com/mentalese/mentalese"
 PUBLISHED = False
-"""Whether the package index has this project under its name; `scripts/release.py check` compares."""
+"""True if the package index has this project under its name; `scripts/release.py check` compares."""
 
 
 def install_command(extra: str = "", *, models: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The fields of a model's config, and what docstrings say of fields."""
+"""The fields of a model's config, and descriptions of fields from docstrings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelFields:
     """A config class.
 
     Attributes:
-        fields: its own and its bases', without those that every config of transformers has.
+        fields: fields of the class and its bases, without the fields that every config of transformers has.
         own_names: the usual name of a field -> its name in this class, if it differs (`hidden_size` -> `n_embd`).
     """
 
@@ -62,7 +62,7 @@ class ModelFields:
 
 
 def is_filled_in(name: str) -> bool:
-    """Return whether a field is set from the tokenizer, or by whoever calls the model, and not by a recipe."""
+    """Test if a field is set from the tokenizer, or by the caller of the model, and not by a recipe."""
     return name in ("vocab_size", "use_cache") or name.endswith("_token_id")
 
 
@@ -89,7 +89,7 @@ def _checkable(hint: Any) -> Any:
 
 
 def field_docs(cls: Any) -> dict[str, str]:
-    """Return what the docstrings of a class and its bases say of its fields; names may share an entry."""
+    """Return the descriptions of fields in the docstrings of a class and its bases; names may share an entry."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         for entry in docstring_parser.parse(base.__doc__ or "").params:

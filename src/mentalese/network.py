@@ -46,7 +46,7 @@ def hub_or_cache(field: str, name: str) -> Iterator[bool]:
         True if the hub can be reached.
 
     Raises:
-        InputError: it cannot, and the block failed.
+        InputError: the hub cannot be reached, and the block failed.
     """
     reason = unreachable()
     if reason is None:

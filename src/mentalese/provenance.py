@@ -1,4 +1,4 @@
-"""Where a figure comes from: commit, hardware and versions, written beside every result."""
+"""The origin of a figure: commit, hardware and versions, written beside every result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mentalese.registry import recipes
 def commit() -> str | None:
     """Return the commit this library runs from, with `+changes` if its tree is not clean; `None` outside a checkout.
 
-    A repository that merely surrounds the installed package (a project with its environment inside) is not asked: the
-    package's own source must be tracked by it.
+    A repository that only contains the installed package (a project with its environment inside) does not count: it
+    must track the package's source.
     """
     here = Path(__file__).parent
 
@@ -49,7 +49,7 @@ def command() -> str:
 def train_command(recipe: Recipe, out: Path) -> str | None:
     """Return the command line that trains `recipe` alone into `out`.
 
-    `None` where there is none: the name is not that of a registered recipe, or something differs that is no option.
+    `None` if there is none: the recipe is not registered, or differs from the registered one in more than options.
     """
     registered = recipes().get(recipe.name)
     if (
@@ -112,6 +112,6 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a result depends on."""
+    """Return the versions of Python and of the packages that a result depends on."""
     packages = ("mentalese", "torch", "transformers", "tokenizers", "numpy")
     return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -70,7 +70,7 @@ class OptimizerConfig:
         betas: decay of AdamW's first and second moment.
         eps: added to the root of the second moment.
         weight_decay: AdamW's, decoupled from the gradient.
-        schedule: of the learning rate after the warm-up.
+        schedule: course of the learning rate after the warm-up.
         warmup: length of the linear warm-up: steps if it is 1 or more, else a fraction of the run.
         min_learning_rate_ratio: the schedule ends at this fraction of `learning_rate`, unless it is constant.
         max_grad_norm: gradients are clipped to this norm; `None`: they are not clipped.
@@ -104,9 +104,9 @@ class TrainConfig:
             1, the row LTM-Large).
         init: a saved model whose weights the run starts from, a folder or `hub:NAME`: one of the recipe's own class, or
             of the decoder inside it (`mentalese.models.grow.start_from`).
-        lora_rank: train adapters of this rank on the linear maps of `init`, whose own weights stay as they are (LoRA,
-            Hu et al., 2021; needs the extra `lora`). What the family adds to a decoder is trained in full, and so are
-            the rows of its markers in embeddings and head. `None`: all weights are trained.
+        lora_rank: train adapters of this rank on the linear maps of `init`, whose weights stay fixed (LoRA, Hu et al.,
+            2021; needs the extra `lora`). The family's additions to a decoder are trained in full, and so are the rows
+            of its markers in embeddings and head. `None`: all weights are trained.
         lora_alpha: adapters are scaled by `lora_alpha / lora_rank`; `None`: twice the rank.
         lora_targets: names of the maps that get adapters, e.g. `q_proj v_proj`; empty: all linear maps but the head.
         checkpointing: compute activations again in the backward pass instead of keeping them (gradient
@@ -123,9 +123,9 @@ class TrainConfig:
         early_stopping_min_delta: the least improvement that counts, in perplexity, or in accuracy (0 to 1) if that is
             `evaluation.metric`.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
-        keep_checkpoints: how many checkpoints are kept, the newest.
+        keep_checkpoints: number of newest checkpoints to keep.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.
-        seed: of the initial weights, the order of the data and all noise.
+        seed: seeds initial weights, data order and noise.
     """
 
     steps: Positive | None = None
@@ -199,7 +199,7 @@ class Recipe:
         description: one line for `mentalese list`.
         model: `model_type` and the fields of that type's Hugging Face config; vocabulary size and special tokens are
             filled in from the tokenizer.
-        layout: how documents become rows and batches, a class of `mentalese.data.layouts` or of a family.
+        layout: the way from documents to rows and batches, a class of `mentalese.data.layouts` or of a family.
         baseline: the recipe that this one is compared with at equal cost.
         paper: the table or figure whose setting this is, if there is one.
     """
@@ -247,7 +247,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Recipe:
-        """Read what `to_dict` returned.
+        """Return the recipe from the result of `to_dict`.
 
         Raises:
             InputError: a field or a layout that does not exist or is missing, or a value of another type.

@@ -199,8 +199,9 @@ def _model(new: Mapping[str, Any], old: Mapping[str, Any], place: str) -> dict[s
 
 
 def override(recipe: Recipe, *settings: str) -> Recipe:
-    """Return the recipe with the values that `section.field=value` name; `none` or `null` is no value, commas make a
-    list: `override(recipe, "optimizer.learning_rate=1e-3", "train.steps=100")`.
+    """Return the recipe with other values: `override(recipe, "optimizer.learning_rate=1e-3", "train.steps=100")`.
+
+    A setting is `section.field=value`; `none` or `null` is no value, and commas make a list.
 
     Raises:
         InputError: a field does not exist, or a value is of another type or out of range.
@@ -223,7 +224,7 @@ def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], Any]:
 
 
 def parse_text(name: str, hint: Any, text: str) -> Any:
-    """Return the value of a type that a text names: `none`, a list with commas, JSON, or what pydantic reads."""
+    """Return the value that a text states for a type: `none`, a list with commas, JSON, or input of pydantic."""
     kinds = {typing.get_origin(kind) or kind for kind in members(hint)}
     if type(None) in kinds and text.lower() in ("none", "null"):
         return None

@@ -33,7 +33,7 @@ MODELS: dict[str, str] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family's package declares.
+    """The declaration of a family.
 
     Attributes:
         name: the package's name, e.g. `thought_gestalt`.
@@ -46,7 +46,7 @@ class Family:
             `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
             NAME/..`; the module imports neither models nor matplotlib by itself.
-        layouts: kind -> `module:Class` of layouts of text that the family brings; the modules import no models.
+        layouts: kind -> `module:Class` of the family's layouts; the modules import no models.
         idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
             with the reason, or with the settings under which it does change something; kind of layout -> its fields,
             with the reason.
@@ -153,7 +153,7 @@ def get_recipe(name: str) -> Recipe:
 
 
 def match_recipes(*patterns: str) -> list[Recipe]:
-    """Recipes by name or by shell pattern (`*/tiny`), each once, in the order asked for."""
+    """Return recipes by name or by shell pattern (`*/tiny`), each once, in the order of the patterns."""
     matches: dict[str, Recipe] = {}
     for pattern in patterns:
         if any(character in pattern for character in "*?["):

@@ -127,7 +127,7 @@ def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message; a long one is cut, and an object with a page of its own is named by its type."""
+    """Return a value for a message; a long one is cut, and an object with a page is named by its type."""
     value = str(value) if isinstance(value, Path) else value
     text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | None) else ""
     text = text or f"of type {type(value).__name__}"

@@ -49,7 +49,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one test: `passed`, `FAILED` or `skipped`, and why."""
+    """The outcome of one test: `passed`, `FAILED` or `skipped`, and the reason."""
 
     test: str
     recipe: str
@@ -91,10 +91,10 @@ def run(words: list[str]) -> None:
 
 
 def find(what: str) -> tuple[dict[str, Family], Path | None]:
-    """Families by the module that declares each (a registered one by its name), and the folder these are imported from.
+    """Return families by the module that declares each (a registered one by its name), and the folder of the modules.
 
     Raises:
-        InputError: there is no such family, or its module declares none.
+        InputError: the family does not exist, or its module does not declare it.
     """
     if what in families():
         return {what: families()[what]}, None
@@ -161,7 +161,7 @@ def _declare(folder: Path, found: dict[str, Family]) -> None:
 
 
 def _pytest(folder: Path, what: str, root: Path | None, only: str | None) -> tuple[int, str]:
-    """pytest's exit code, and what it printed."""
+    """Run pytest; return its exit code and its output."""
     command = [sys.executable, "-m", "pytest", "test_contract.py", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += ["--junit-xml", "report.xml", *(["-k", only] if only else [])]
     paths = [str(folder), *([str(root)] if root else []), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -82,7 +82,7 @@ def run(words: list[str]) -> None:
 
 
 def _recipes(patterns: list[str]) -> list[Recipe]:
-    """The recipes of files, names and patterns, each once; a pattern brings the baselines of its recipes along."""
+    """Return the recipes of files, names and patterns, each once; patterns include the baselines of their recipes."""
     recipes: list[Recipe] = []
     for pattern in patterns:
         recipes += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)

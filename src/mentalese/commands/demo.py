@@ -13,8 +13,7 @@ from mentalese.values import Place, Positive, checked_dataclass
 
 @checked_dataclass("")
 class Options:
-    """Trains five small models in a few minutes and writes a page: what each thinks, and what it loses without its
-    thoughts.
+    """Trains five small models in a few minutes and writes a page with their thoughts and scores without thoughts.
 
     Attributes:
         jobs: trainings at once, each in a process with one thread or one GPU.

@@ -1,4 +1,4 @@
-"""`mentalese train --dry-run`: what a run will cost, without starting it."""
+"""`mentalese train --dry-run`: the cost of a run, without starting it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     """Print size, length, cost, memory and time of a run in one process, and write no run folder.
 
     Args:
-        flops_per_second: the speed to assume, of whatever machine; without it a few training steps are timed on this
-            one, whose memory has to be enough.
+        flops_per_second: the assumed speed of a machine; without it a few training steps are timed on this one, which
+            needs enough memory.
 
     Raises:
-        InputError: the recipe or its data are refused, as the run would refuse them.
+        InputError: the same errors of the recipe or its data as in the run.
         FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
     figures = estimate(recipe)
@@ -79,16 +79,16 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
 
 
 def estimate(recipe: Recipe) -> dict[str, Any]:
-    """Parameters, length, FLOPs and bytes of a run in one process.
+    """Return parameters, length, FLOPs and bytes of a run in one process.
 
     Returns:
         `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (how often and on what, in words),
-        `evaluation_flops` (of all validations and the test, in total; `None`: of answers, which are not counted), and
-        `memory`: bytes of weights, gradients, Adam's moments and activations.
+        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (number and data of evaluations, in
+        words), `evaluation_flops` (of all validations and the test, in total; `None` for answers, which are not
+        counted), and `memory`: bytes of weights, gradients, Adam's moments and activations.
 
     Raises:
-        InputError: the recipe or its data are not what they should be.
+        InputError: the recipe or its data are not valid.
     """
     run = Run(recipe, Path("dry-run"), Parallel(0, 1, 0, torch.device("cpu")), show=False, weights=False)
     plan, model, parameters = run.plan, run.model, run.parameters
@@ -123,7 +123,7 @@ def estimate(recipe: Recipe) -> dict[str, Any]:
 
 
 def _evaluation(recipe: Recipe, store: TokenStore, plan: Plan) -> dict[str, str]:
-    """How many validations there are, and the documents or questions of each of them and of the test."""
+    """Return the number of validations, and the documents or questions of each validation and of the test."""
     evaluation, what, limit = recipe.evaluation, "documents", ""
     if evaluation.metric == "accuracy":
         limits = (answer_limit(evaluation, layout, store.splits.values()) for layout in recipe.layouts())
@@ -180,8 +180,10 @@ def kept_bytes(run: Run) -> int:
 
 
 def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
-    """FLOPs per second of the recipe's first steps on this machine, what a forward pass keeps, and the peak memory of
-    the steps, in bytes.
+    """Measure the recipe's first steps on this machine.
+
+    Returns:
+        FLOPs per second, the bytes that a forward pass keeps, and the peak memory in bytes.
     """
     parallel = setup(recipe.train.device)
     try:

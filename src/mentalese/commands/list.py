@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from mentalese.commands.cost import Cost
 
 PUBLISHED = ("/openstax", "/graphs")
-"""How names of recipes with published results continue."""
+"""Endings of the names of recipes with published results."""
 _LINES = 2
 
 
 @checked_dataclass("")
 class Options:
-    """Families with their main recipes, built-in data and figures. A PATTERN (`coconut`, `gpt2*/small`) lists all that
-    have such a name; recipes that are settings of a paper's table are only listed by PATTERN, --table or --all.
+    """Families with their main recipes, built-in data and figures.
+
+    A PATTERN (`coconut`, `gpt2*/small`) lists all that have such a name; recipes that are settings of a paper's table
+    are only listed by PATTERN, --table or --all.
 
     Attributes:
         pattern: part of a name, or a pattern.
@@ -117,7 +119,7 @@ def _with_costs(described: Mapping[str, str], costs: Mapping[str, Cost | None]) 
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Patterns match as in a shell; a word without one matches whatever contains it."""
+    """Test if a name matches a shell pattern, or contains a word that is not a pattern."""
     return fnmatch.fnmatch(name, pattern) if set(pattern) & set("*?[") else pattern in name
 
 
@@ -127,7 +129,7 @@ def _section(title: str, entries: Mapping[str, str]) -> str:
 
 
 def _overview(everything: dict[str, dict[str, str]]) -> None:
-    """What fits a screen: each family with its main recipes, and the names of data and figures."""
+    """Print a list that fits a screen: each family with its main recipes, and the names of data and figures."""
     tables = sum(recipe.paper is not None for recipe in recipes().values())
     print("families, and their main recipes:")
     for name, description in everything["families"].items():

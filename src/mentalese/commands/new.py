@@ -73,7 +73,7 @@ def _check_name(name: str) -> None:
 
 
 def _exists(module: str) -> bool:
-    """Return whether there is such a module, without importing it or anything heavy above it."""
+    """Test if a module exists, without importing it or heavy parent packages."""
     parent, _, last = module.rpartition(".")
     if not parent:
         return importlib.util.find_spec(module) is not None

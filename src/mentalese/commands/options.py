@@ -21,7 +21,7 @@ def read(options: type[T], words: Sequence[str], command: str) -> T:
 
     Raises:
         InputError: a value is out of range.
-        SystemExit: help was asked for, or the words are wrong; tyro has printed why.
+        SystemExit: the words contain --help or an error; tyro has printed the text.
     """
     return read_with(options, (), words, command)[0]
 
@@ -43,6 +43,6 @@ def read_with(
 
 
 def read_all(words: Sequence[str]) -> None:
-    """Print the help of all commands, or a script that completes them, as the words say."""
+    """Print the help of all commands, or a script that completes them, according to the words."""
     commands = {name: importlib.import_module(f"mentalese.commands.{name}").Options for name in COMMANDS}
     tyro.extras.subcommand_cli_from_dict(commands, prog="mentalese", description=ABOUT, args=words)

@@ -33,12 +33,12 @@ _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
 def is_setting(word: str) -> bool:
-    """Return whether a word has the form `section.field=value`."""
+    """Test if a word has the form `section.field=value`."""
     return _SETTING.fullmatch(word) is not None
 
 
 def names_before_options(words: Sequence[str]) -> list[str]:
-    """Return the words before the first option that are no settings."""
+    """Return the words before the first option that are not settings."""
     return [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
 
 
@@ -47,7 +47,7 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
 
     Raises:
         InputError: a setting or a value that the recipe refuses.
-        SystemExit: help was asked for, or the words are wrong; tyro has printed why.
+        SystemExit: the words contain --help or an error; tyro has printed the text.
     """
     parts = {"model": _model_options(recipe.model, "model")}
     parts |= {name: _section_options(section, name) for name, section in sections(recipe).items()}
@@ -89,7 +89,7 @@ def _option(place: str, name: str, hint: Any, value: Any, doc: str, other: str |
 
 
 def _is_simple(hint: Any) -> bool:
-    """Return whether a type is made of numbers, text, truth values, none and tuples of them."""
+    """Test if a type consists of numbers, text, truth values, none and tuples of them."""
     for kind in members(hint):
         if typing.get_origin(kind) is tuple:
             if not all(item is Ellipsis or _is_simple(item) for item in typing.get_args(kind)):
@@ -100,7 +100,7 @@ def _is_simple(hint: Any) -> bool:
 
 
 def _changes(before: Any, after: Any) -> dict[str, Any]:
-    """Return the fields that differ, those of a model inside the model as a dict of their own."""
+    """Return the fields that differ; fields of a model inside the model are a nested dict."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name), getattr(after, field.name)

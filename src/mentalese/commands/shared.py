@@ -1,4 +1,4 @@
-"""What several commands need."""
+"""Code that several commands share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResultOptions:
         """Return the model of the command.
 
         Raises:
-            InputError: what `load` refuses, or fast steps for a model that takes none.
+            InputError: errors of `load`, or fast steps for a model without them.
         """
         from mentalese.models.saved import load
 
@@ -131,5 +131,5 @@ def print_json(content: Any) -> None:
 
 
 def only_result_on_stdout() -> contextlib.redirect_stdout[Any]:
-    """While the block runs, whatever a library prints goes to standard error."""
+    """Send all output of libraries to standard error while the block runs."""
     return contextlib.redirect_stdout(sys.stderr)

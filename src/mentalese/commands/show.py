@@ -23,8 +23,9 @@ from mentalese.values import Texts, checked_dataclass
 
 @checked_dataclass("")
 class Options:
-    """Every field of a recipe with its value and its meaning. `*` marks a value that is not its section's default, `+`
-    one that is not its baseline's.
+    """Every field of a recipe with its value and its meaning.
+
+    `*` marks a value that is not its section's default, `+` one that is not its baseline's.
 
     Attributes:
         recipe: a recipe's name or file.
@@ -59,8 +60,11 @@ def run(words: list[str]) -> None:
 
 
 def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
-    """Section -> field -> `value`, `default`, `baseline` (if there is one), `differs_from_default`,
-    `differs_from_baseline` and `doc`. A model inside the model is a section of its own.
+    """Return the values and the meaning of every field of a recipe.
+
+    Returns:
+        Section -> field -> `value`, `default`, `baseline` (if there is one), `differs_from_default`,
+        `differs_from_baseline` and `doc`. A model inside the model is a separate section.
     """
     twin = recipes().get(recipe.baseline or "")
     fields = _model(recipe.model, twin.model if twin else {}, "model")

@@ -17,8 +17,9 @@ from mentalese.values import NonNegative, Place, Positive, Texts, checked_datacl
 
 @checked_dataclass("")
 class Options:
-    """Shows what a model thinks of a text, on a page that needs no network. For models trained on questions, the text
-    is used as the question.
+    """Shows what a model thinks of a text, on a page that needs no network.
+
+    For models trained on questions, the text is used as the question.
 
     Attributes:
         model: the folder of a run or a model, hub:NAME or models:NAME.
