@@ -1,1 +1,1 @@
-"""The mechanism suite: does each way of thinking do what it is for, at equal cost, with all methods tuned?"""
+"""The mechanism suite: tests of whether each mechanism of thought serves its purpose, at equal cost, with tuning."""

@@ -1,4 +1,4 @@
-"""`mentalese demo`: five small models trained in minutes, what each of them thinks, and what is lost without that.
+"""`mentalese demo`: five small models trained in minutes, their thoughts, and their scores without thoughts.
 
 Each model is the mechanism of a task of the suite, at settings that learn it quickly. It is scored with its own
 thoughts, without them, and with those of another text, and shown on a page of its own (`mentalese.viewer`).
@@ -32,14 +32,14 @@ from mentalese.viewer.think import think_page
 CONTROLS: dict[str, str | None] = {"own thoughts": None, "no thoughts": "removed", "another text's": "swapped"}
 EXAMPLES = 6
 SCORED = 200  # documents or questions
-TRIED = 40  # first documents or questions of the test split, from which examples are taken
+TRIED = 40  # first documents or questions of the test split, the candidates for examples
 
 
 def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     """Train the models of `DEMO` that `out` does not contain yet, and write `demo.json` and `index.html` into it.
 
     Args:
-        out: gets a folder and a page per model.
+        out: the folder of all runs and pages, with a folder and a page per model.
         jobs: trainings at once, each in a process with one thread or one GPU.
 
     Returns:

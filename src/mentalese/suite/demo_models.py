@@ -16,9 +16,9 @@ class Shown:
     """A model of the demo.
 
     Attributes:
-        task: what it is scored on.
+        task: the task that scores it.
         title: a sentence about the model.
-        about: what its texts are, and what to look at.
+        about: a description of its texts, and advice on the page.
     """
 
     task: SuiteTask

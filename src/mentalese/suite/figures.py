@@ -13,7 +13,7 @@ from mentalese.files import read_json
 from mentalese.formatting import method_name, scored_as
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
-_CUT = (-0.25, 1.1)  # shares that are drawn; what lies outside is drawn at the edge
+_CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
 def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:

@@ -38,8 +38,8 @@ def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: fl
 
     Args:
         comparison: the return value of `compare`.
-        folder: of the comparison.
-        size: that the task was made at.
+        folder: the folder of the comparison.
+        size: the size of the task.
     """
     rows = comparison["rows"]
     folders = [
@@ -97,13 +97,13 @@ def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: fl
 
 
 def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task with the methods that another call of it had; of one name the new one is taken.
+    """Return a task with the methods of an earlier call; for the same name, the new method is taken.
 
     Args:
         judged, earlier: tasks of `suite.json`.
 
     Raises:
-        InputError: the calls differ in the text, the length, the seeds or the levels, or a method is no longer there.
+        InputError: the calls differ in the text, the length, the seeds or the levels, or a method no longer exists.
     """
     for name in _SAME:
         if judged[name] != earlier[name]:
@@ -153,7 +153,7 @@ def _test(values: Sequence[float], others: Sequence[float], step: float) -> dict
 
 
 def stands(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a mechanism has a twin and a control and is better than all of them.
+    """Test if a mechanism has a twin and a control and is better than all of them.
 
     Args:
         method, methods: one method and all methods of a task in `suite.json`.

@@ -1,9 +1,9 @@
-"""Every way of latent reasoning on GSM8K-Aug in one setting, for GPT-2 and Llama 3.2 1B: a GPU and the weights needed.
+"""All methods of latent reasoning on GSM8K-Aug in one setting, for GPT-2 and Llama 3.2 1B; needs a GPU and the weights.
 
 `latent_reasoning/MODEL-METHOD`; `mentalese compare 'latent_reasoning/gpt2-*'` trains all of them. The setting is CODI's
-(appendix A): adapters of rank 128, 128 questions a step, and as many epochs for all. What a method adds to the decoder
-is trained in full at the same rate, of SIM-CoT a second decoder. Papers train each method in its own setting, so no row
-is a paper's; `codi/gsm8k-*` and `coconut/table1-gsm8k-*` are. Loops are made of Llama alone, of 14 of its 16 layers.
+(appendix A): adapters of rank 128, 128 questions a step, and equal epochs for all. Additions to the decoder, such as
+SIM-CoT's second decoder, are trained in full at the same rate. Papers train each method in another setting, so no row
+repeats a paper; `codi/gsm8k-*` and `coconut/table1-gsm8k-*` do. Only Llama has loops, over 14 of its 16 layers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
 
 
 def loops(recipe: Recipe) -> list[Recipe]:
-    """Return the answer alone, after the middle layers four times, and once."""
+    """Return recipes of only the answer, after four passes of the middle layers, and after one."""
     alone = latent(recipe, "no-cot", WORD_PROBLEMS)
     titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
     return [

@@ -35,11 +35,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Further:
-    """A second score of every run, on what no model was trained on; it has no part in the share of the gap.
+    """A second score of every run, on data that no model was trained on; it does not count for the share of the gap.
 
     Attributes:
         name: the column's title.
-        options: of `mentalese.evaluation.options.EvaluationOptions`, one task among them.
+        options: fields of `mentalese.evaluation.options.EvaluationOptions`, with one task.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Further:
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """A task with everything that is compared on it.
+    """A task with the methods that are compared on it.
 
     Attributes:
-        spec: of `mentalese.suite.tasks.task`; or of a corpus, `file:..`, whose optimum is unknown: then the first
+        spec: argument of `mentalese.suite.tasks.task`; or a corpus, `file:..`, whose optimum is unknown: then the first
             method's mean is the floor, and 0 bits per byte the optimum.
-        methods: the first one's FLOPs are the budget of the others, if `match` says so.
+        methods: methods; the FLOPs of the first one are the budget of the others, depending on `match`.
         match: see `mentalese.compare.compare`.
-        scored: what of a test document counts: `all`, the `answers` in a text, or the `second half` of its tokens,
-            which thoughts are not inferred from.
+        scored: the scored part of a test document: `all`, the `answers` in a text, or the `second half` of its tokens,
+            from which no thoughts are inferred.
         further: other scores of the same runs.
     """
 
@@ -115,9 +115,9 @@ def compared(
     """Return a mechanism, its twin and its controls.
 
     Args:
-        name: of the mechanism; the others are called `NAME-VARIANT`.
+        name: name of the mechanism; the others are called `NAME-VARIANT`.
         variants: description and model of the mechanism (under an empty name), of its `twin`, and of controls.
-        family: `name` if not given.
+        family: name of the family; by default `name`.
     """
     roles: dict[str, Role] = {"": "mechanism", "twin": "twin"}
     return [

@@ -79,11 +79,11 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
 
 
 def reachability(size: float) -> SuiteTask:
-    """Search in a graph of three steps, whose written steps are the search.
+    """Return the task of search in a graph of three steps, whose written steps are the search.
 
-    Steps are not a path, whose first edge cannot be known before the search that finds it. A fact is one word, and one
-    token of this vocabulary: as three words, a look-up has to be learned before the search can be, and a run takes four
-    times as long. Each graph is read four times. The rate stays above 30% of its height, since the last stage of the
+    Steps are not a path, because its first edge is unknown until the search ends. A fact is one word, and one token of
+    this vocabulary: as three words, a look-up must be learned before the search, and a run takes four times as long.
+    Each graph is read four times. The learning rate stays above 30% of its maximum, since the last stage of the
     curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
@@ -95,7 +95,7 @@ def reachability(size: float) -> SuiteTask:
 
 
 def composition(size: float) -> SuiteTask:
-    """Products of four or five permutations, whose steps are the products so far.
+    """Return the task of products of four or five permutations, whose steps are the products so far.
 
     There are 9,072 such sequences, too many to learn by heart. With the 1,512 of three or four, written steps
     themselves end between 86% and 100% over seeds.
@@ -120,12 +120,12 @@ def forking(size: float, layers: int, fork_layers: list[int]) -> dict[str, Any]:
 
 
 def expressions(size: float) -> SuiteTask:
-    """Values of two brackets inside each other, whose steps are the value of each.
+    """Return the task of two nested brackets, whose steps are the value of each bracket.
 
-    Models of two layers learn the written steps in two epochs. From answers alone they learn little more than what the
-    outermost bracket tells, and deeper ones no more than that; so forks are asked for under Coconut's curriculum, with
-    nothing in the place of the steps: where pause tokens add streams, forks may. Streams fork before the first layer
-    and are selected causally; the paper's fork after a few layers and are selected in a block.
+    Models of two layers learn the written steps in two epochs. From only the answers they learn little more than the
+    outermost bracket reveals, and deeper models learn no more than that. So forks are tested under Coconut's curriculum
+    with no tokens in place of the steps: where pause tokens add streams, forks may. Streams fork before the first layer
+    and are selected causally; in the paper they fork after a few layers and are selected in a block.
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, rotary(width(size), 2, 128), 12, 30, 64)

@@ -1,4 +1,4 @@
-"""The mechanism suite: for each task the families that it is for, their twins without the mechanism, and controls.
+"""The mechanism suite: for each task the families that it tests, their twins without the mechanism, and controls.
 
 `TASK/METHOD` is a method on a task, e.g. `recall/thought_gestalt`. Methods of a task share text, tokens, rows and
 length; text is compared at the training FLOPs of the first method, questions at equal epochs. Learning rates are where

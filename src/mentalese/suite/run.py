@@ -1,4 +1,4 @@
-"""Tasks of the suite, one comparison each, and how much of the gap between floor and optimum every method closes.
+"""Tasks of the suite, one comparison each, and the share of the gap from floor to optimum that each method closes.
 
 A task is a comparison (`mentalese.compare`) of its methods: the same trials for all, chosen on validation, then fresh
 seeds. Finished runs are reused, so the same command continues where it stopped.
@@ -42,20 +42,20 @@ def run_suite(
     """Run tasks and write `suite.json` and `suite.html` into `out`, after each task, with those of earlier calls.
 
     Args:
-        names: of tasks; empty: all that are generated.
-        out: gets one folder per task, with the runs and the report of its comparison.
-        recipes: names or patterns of the methods that are compared, with their twins and controls; empty: all. The
-            first one left sets the training FLOPs of text.
+        names: names of tasks; empty: all generated tasks.
+        out: the folder of one folder per task, with the runs and the report of its comparison.
+        recipes: names or patterns of methods to compare, with their twins and controls; empty: all. The first
+            remaining one sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
         seeds: runs per method after tuning.
-        jobs, executor: trainings at once, and where, see `run_jobs`.
+        jobs, executor: number of trainings at once, and their executor, see `run_jobs`.
         size: scales width, text and questions.
 
     Returns:
         The content of `suite.json`.
 
     Raises:
-        InputError: an unknown task, or a number out of range; what `compare` raises.
+        InputError: an unknown task, or a number out of range; errors of `compare`.
     """
     for name in names:
         if name not in SUITE:
@@ -101,7 +101,7 @@ def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> di
 
 
 def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTask]:
-    """Return the tasks with those of their methods that a pattern names, and the twins and controls of these."""
+    """Return the tasks with the methods that match a pattern, and their twins and controls."""
     if not patterns:
         return list(tasks)
     names = list(dict.fromkeys(method.name for task in tasks for method in task.methods))

@@ -57,7 +57,7 @@ def documents(name: str, spec: str, description: str, model: dict[str, Any], tok
 
 
 def topics(size: float) -> SuiteTask:
-    """Return a window of one token: what the document is about can only come from thoughts, or from a wider view.
+    """Return the task with a window of one token: the topic can only come from thoughts, or from a wider view.
 
     Thoughts are inferred from a document's first half, and the second half is scored.
     """
@@ -93,10 +93,10 @@ answer, chance 2.77) unless it has a curriculum: 1M tokens at two and 1M at four
 
 
 def gestalt(size: float) -> dict[str, Any]:
-    """Return four layers, of which the first two make a sentence's vector.
+    """Return a model of four layers, of which the first two make a sentence's vector.
 
     Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
-    large as those of other activations: it repairs the release's sentence head at a small width. The paper's own
+    large as channels of other activations: it repairs the release's sentence head at a small width. The paper's
     head, a linear map with a gate of 1, learns `recall` without it.
     """
     return {
@@ -135,7 +135,7 @@ def sentences(task: str, size: float, name: str, description: str, model: dict[s
 
 
 def recall(size: float) -> SuiteTask:
-    """Sentences are read one by one: what a key was bound to can only come from a memory, or from a wider view."""
+    """Return the task of sentences read one by one: a key's value can only come from a memory, or from a wider view."""
     model = gestalt(size)
 
     def wide(name: str, description: str, model: dict[str, Any]) -> Recipe:
@@ -202,7 +202,7 @@ def concepts(description: str, plain: dict[str, Any]) -> dict[str, tuple[str, di
 
 
 def phrases(size: float) -> SuiteTask:
-    """Phrases fill the chunks of ConceptLM, so that hidden concepts could be predicted from those before.
+    """Return the task of phrases that fill the chunks of ConceptLM, so that concepts predict the next concept.
 
     The task cannot show ConceptLM's gain: its concepts are means of embeddings, of which even a reader that knows the
     hidden concept and the chain explains 4.4% of the variance, worth 0.003 nats at most.

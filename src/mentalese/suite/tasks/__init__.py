@@ -1,6 +1,6 @@
-"""The mechanism suite: generated tasks whose best possible score is known, and that of models without a mechanism.
+"""The mechanism suite: generated tasks with known best scores, with and without a mechanism.
 
-One file per task; docs/tasks.md shows them side by side. Nothing here imports torch.
+Each task has a file; docs/tasks.md lists them all. This package does not import torch.
 """
 
 from __future__ import annotations

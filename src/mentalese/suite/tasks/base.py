@@ -27,12 +27,12 @@ MOST_WORDS = 100_000
 
 @dataclass(frozen=True)
 class Levels:
-    """Scores on the test split of a task that others are measured by.
+    """Reference scores on the test split of a task.
 
     Attributes:
-        optimum: of the best possible model.
-        floor: of the best possible model without the mechanism that the task is about.
-        chance: of a model that has learned nothing (nats), or of the best constant answer (accuracy).
+        optimum: score of the best possible model.
+        floor: score of the best possible model without the mechanism that the task tests.
+        chance: score of a model that has learned nothing (nats), or of the best constant answer (accuracy).
         unit: `nats` per token or `bits per byte`, less is better; or `accuracy`, from 0 to 1.
     """
 
@@ -104,7 +104,7 @@ class Task(ABC):
         return " ".join(map(str, (self.name, self.version, self.seed, *parts)))
 
     def owner(self, content: str) -> str:
-        """Return the split of a content, whatever the seed: 80% are for training, 10% each for the others."""
+        """Return the split of a content for all seeds: 80% are for training, 10% each for the others."""
         share = _number(f"{self.name} {content}") / 2**64
         return next(split for split, bound in _SHARES.items() if share < bound)
 

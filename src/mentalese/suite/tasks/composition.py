@@ -46,9 +46,9 @@ class Composition(Task):
     """Options of `builtin:composition`.
 
     Attributes:
-        things: that are permuted, 3 or 5.
+        things: number of permuted things, 3 or 5.
         length: fewest and most permutations, drawn with equal chance.
-        steps: 1 writes the running product after each permutation, 0 the answer alone.
+        steps: 1 writes the running product after each permutation, 0 only the answer.
     """
 
     things: int = 3
@@ -69,7 +69,7 @@ class Composition(Task):
 
     @cached_property
     def group_table(self) -> dict[str, dict[str, str]]:
-        """The product of each two permutations: what the second makes of what the first made."""
+        """Products of each two permutations: the second applied to the result of the first."""
         elements = ["".join(word) for word in permutations("abcde"[: self.things])]
         places = {word: ["abcde".index(letter) for letter in word] for word in elements}
         return {a: {b: "".join(a[i] for i in places[b]) for b in elements} for a in elements}

@@ -15,8 +15,8 @@ written is one that the model can look up.
 Solved by: as much computation as there are brackets inside each other, at few tokens.
 
     optimum  100%
-    floor    the best guess of a reader who looks at the outermost bracket alone: its operation, its digits, and how
-             deep its parts are; exact, by the distribution of values at each depth, for the test documents' depths
+    floor    the best guess of a reader who sees only the outermost bracket: its operation, its digits, and the depths
+             of its parts; exact, by the distribution of values at each depth, for the test documents' depths
     chance   majority: the best constant answer, by the same distributions
 
 No expression occurs in two splits. `depth=5-6` is beyond the trained depth; results can be reported by depth (`group`).
@@ -46,7 +46,7 @@ class Expressions(Task):
 
     Attributes:
         depth: fewest and most brackets inside each other, drawn with equal chance.
-        steps: 1 writes the value at the end of each bracket, 0 the answer alone.
+        steps: 1 writes the value at the end of each bracket, 0 only the answer.
     """
 
     depth: tuple[int, int] = (2, 4)
@@ -108,7 +108,7 @@ def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, 
 
 
 def _combined(left: np.ndarray, right: np.ndarray, sign: str) -> np.ndarray:
-    """Return the distribution of the value of a bracket, from those of its parts; [10]."""
+    """Return the distribution of the value of a bracket, from the distributions of its parts; [10]."""
     probabilities = np.zeros(MODULUS)
     for a in range(MODULUS):
         for b in range(MODULUS):
@@ -127,7 +127,7 @@ def distributions(deepest: int) -> list[np.ndarray]:
 
 
 def _outermost(values: list[np.ndarray], depth: int) -> float:
-    """Return how often the best guess from the outermost bracket is right, at one depth."""
+    """Return the accuracy of the best guess from the outermost bracket, at one depth."""
 
     def known(part: int) -> list[np.ndarray]:
         return list(np.eye(MODULUS)) if part == 0 else [values[part]]

@@ -12,7 +12,7 @@ Solved by: finding the concept of the last phrase, whatever its words, and the c
              visible, and its place known
     chance   log(words)
 
-The chain and the phrases depend on `seed`, `concepts`, `phrases`, `tokens` and `words` alone: longer documents
+The chain and the phrases depend only on `seed`, `concepts`, `phrases`, `tokens` and `words`: longer documents
 (`length=64`) are written in the same language.
 """
 
@@ -38,7 +38,7 @@ class Phrases(MarkovText):
         tokens: words per phrase (k), each of them a token.
         words: different words, at most 100.
         length: phrases per document.
-        order: of the n-gram that is the floor.
+        order: order of the n-gram that is the floor.
         lead: words before the first phrase, always the same. A model reads one token before a document, so with 3 of
             them phrases of 4 words fill chunks of 4 tokens.
     """

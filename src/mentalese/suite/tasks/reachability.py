@@ -52,7 +52,7 @@ from mentalese.data.documents import Document, record
 from mentalese.data.prosqa import Question
 from mentalese.suite.tasks.base import Levels, Task
 
-# Those of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can be asked its questions.
+# The words of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can answer its questions.
 # ruff: noqa: SIM905
 _NAMES = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren".split()
 _CONCEPTS = (
@@ -67,7 +67,7 @@ _WORDS = {
 }
 """The people and the concepts of each form of facts."""
 PARENTS = 1.4  # mean of a Poisson number, for nodes that are on no path
-_ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below one side alone
+_ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below only one side
 _FURTHER = 0.3  # chance of a further parent, for each step of the paths
 _TRIED = 2000  # training documents on which the best rule is found
 
@@ -78,10 +78,10 @@ class Reachability(Task):
 
     Attributes:
         hops: fewest and most steps to the answer, drawn with equal chance.
-        nodes: of a graph, before those without an edge are left out; at most 40, or 18 where a fact is one word.
+        nodes: nodes of a graph, before nodes without an edge are removed; at most 40, or 18 if a fact is one word.
         steps: `path` writes the edges of one of the shortest paths, `frontier` all edges at each distance.
         facts: `sentences` as ProsQA's, `pairs` of words, half as many tokens: `> lempus gerpus`, or `words` of two
-            letters, a token each: `ab`. The answer is then the candidate alone.
+            letters, a token each: `ab`. The answer is then only the candidate.
     """
 
     hops: tuple[int, int] = (3, 4)
@@ -105,7 +105,7 @@ class Reachability(Task):
 
     @cached_property
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
-        """The candidates that each split asks about."""
+        """Pairs of candidates in the questions of each split."""
         by_split: dict[str, list[tuple[str, str]]] = {}
         for pair in combinations(_WORDS[self.facts][1], 2):
             by_split.setdefault(self.owner(" ".join(pair)), []).append(pair)
@@ -153,11 +153,11 @@ class _Graph:
     """A graph that is its own mirror image: two people, a path of `hops` steps below each, and other nodes.
 
     Attributes:
-        mirror: of each node, the one that it becomes when the two sides change places.
-        parents: of each node; node 2 * i + s is step i of the path of person s.
-        level: more than that of each parent, so that there are no cycles.
+        mirror: for each node, the node that it becomes when the two sides change places.
+        parents: parents of each node; node 2 * i + s is step i of the path of person s.
+        level: level of each node, above the levels of its parents, so that there are no cycles.
         reached: for each node the people who reach it: bit 0 the first, bit 1 the second.
-        distance: from the person whose side a node is on, if only one reaches it.
+        distance: distance from the person whose side a node is on, if only one reaches it.
     """
 
     def __init__(self, rng: random.Random, hops: int, nodes: int) -> None:
@@ -187,7 +187,7 @@ class _Graph:
         return nodes
 
     def _add(self, parents: list[int], mirror: int) -> None:
-        """A node; without parents it is another person, who reaches neither candidate unless by `_add_parents`."""
+        """Add a node; without parents it is another person, who reaches a candidate only by `_add_parents`."""
         reached = 0
         for node in parents:
             reached |= self.reached[node]
@@ -198,17 +198,17 @@ class _Graph:
         self.distance.append(1 + min((self.distance[node] for node in parents if self.reached[node]), default=-1))
 
     def _inner(self, *, one_side: bool = False) -> list[int]:
-        """All nodes but the candidates, which lead nowhere; or those of them that only the first person reaches."""
+        """Return all nodes but the candidates, which lead nowhere; or only nodes that only the first person reaches."""
         every = (node for node in range(len(self.parents)) if node // 2 != self.hops)
         return [node for node in every if self.reached[node] == 1] if one_side else list(every)
 
     def _add_alone(self, choices: list[int], least: int = 0) -> None:
-        """A node that is its own mirror image."""
+        """Add a node that is its own mirror image."""
         nodes = self._draw(choices, PARENTS / 2, least)
         self._add(list(dict.fromkeys(node for own in nodes for node in (own, self.mirror[own]))), len(self.parents))
 
     def _add_pair(self, choices: list[int]) -> None:
-        """A node and its mirror image."""
+        """Add a node and its mirror image."""
         parents, first = self._draw(choices, PARENTS), len(self.parents)
         self._add(parents, first + 1)
         self._add([self.mirror[node] for node in parents], first)
@@ -275,7 +275,7 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
 
 
 def _frontiers(rng: random.Random, question: Question, form: str) -> tuple[str, ...]:
-    """The edges out of what lies 0, 1, .. steps from the root, up to those into the answer; each step shuffled."""
+    """Return the edges out of the nodes 0, 1, .. steps from the root, up to the answer; each step is shuffled."""
     words, distances, steps = question.symbols, question.distances(), list[str]()
     for distance in range(distances[question.target] or 0):
         edges = [(a, b) for a, b in question.edges if distances[a] == distance]
@@ -322,9 +322,9 @@ RULES: dict[str, tuple[str, int, int]] = {
         for f, b in ((1, 0), (2, 0), (0, 1), (0, 2), (1, 1), (3, 0), (0, 3), (2, 1), (1, 2), (4, 0), (0, 4), (2, 2))
     },
 }
-"""Rules by name: what is compared between the candidates, and how many steps from the root and from the candidates are
-looked at. The larger one is taken, a tie is a coin. `search`: a candidate gains if what lies within `forward` steps of
-the root meets what leads to it within `back` steps, and loses if that of somebody else does."""
+"""Rules by name: the compared measure of the candidates, and the numbers of steps from the root and from the
+candidates. The larger value is taken, a tie is a coin. `search`: a candidate gains if the nodes within `forward` steps
+of the root meet the nodes that lead to it within `back` steps, and loses if nodes of another person do."""
 
 
 def _is_local(what: str, forward: int, back: int) -> bool:

@@ -1,6 +1,6 @@
-"""`builtin:recall`: what a key was bound to, some sentences ago.
+"""`builtin:recall`: the value that a key was bound to, some sentences ago.
 
-First come sentences that bind keys to values, then others that say nothing, then a question for each key, in another
+First come sentences that bind keys to values, then irrelevant sentences, then a question for each key, in another
 order, with its answer. Two keys, three sentences between (`keys=2,distance=4`):
 
      dark cub owns bowl . bad duck owns boot . the rain fell hard . the night was short . the road was long .
@@ -72,7 +72,7 @@ class Recall(Task):
     Attributes:
         distance: a question is at least this many sentences after its binding.
         keys: bindings per document.
-        key_words: 1 or 2 words tell keys apart.
+        key_words: number of words of a key, 1 or 2.
         values: different values, at most 32.
         window: sentences before a question that the floor sees.
     """

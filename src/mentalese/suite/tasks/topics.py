@@ -1,4 +1,4 @@
-"""`builtin:topics`: what a document is about has to be inferred from all that came before.
+"""`builtin:topics`: the topic of a document must be inferred from all previous symbols.
 
 Each of K hidden tables is a distribution over symbols (`table=unigram`), or one for each symbol before (`bigram`, a
 Markov chain whose first symbol is uniform). A document takes a table at random and draws all its symbols from it:
@@ -12,8 +12,8 @@ Solved by: the posterior over the tables, which sharpens with every symbol.
     chance   log(symbols)
 
 A model of several windowed layers sees more than its window: compare with a `window` of its receptive field.
-The tables depend on `seed`, `topics`, `symbols`, `table` and `spread` alone: documents of another length, such as those
-beyond the trained one (`length=256`), are about the same topics.
+The tables depend only on `seed`, `topics`, `symbols`, `table` and `spread`: documents of another length, such as longer
+ones (`length=256`), have the same topics.
 """
 
 from __future__ import annotations
