@@ -42,8 +42,8 @@ def owner_on_index(name: str) -> str | None:
             raise LookupError("pip cannot reach the package index")
         return None
     addresses = [address.partition(", ")[2] for address in metadata.get("project_url", [])]
-    ours = any(address.removesuffix("/") == REPOSITORY for address in addresses)
-    return OURS if ours else ", ".join(addresses) or "without an address"
+    is_same_project = any(address.removesuffix("/") == REPOSITORY for address in addresses)
+    return OURS if is_same_project else ", ".join(addresses) or "without an address"
 
 
 def _metadata_on_index(name: str) -> dict[str, list[str]] | None:

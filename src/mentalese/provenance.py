@@ -47,7 +47,7 @@ def command() -> str:
 
 
 def train_command(recipe: Recipe, out: Path) -> str | None:
-    """Return the command line that trains `recipe` alone into `out`.
+    """Return the command line that trains only `recipe`, into `out`.
 
     `None` if there is none: the recipe is not registered, or differs from the registered one in more than options.
     """

@@ -41,8 +41,8 @@ class Cost:
     """FLOPs of a run.
 
     Attributes:
-        training: of all steps.
-        evaluation: of all validations and the test; `None`: the size of the text is not known.
+        training: FLOPs of all steps.
+        evaluation: FLOPs of all validations and the test; `None`: the size of the text is unknown.
     """
 
     training: float

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @checked_dataclass("")
 class ResultOptions:
-    """What the commands that measure a model have in common.
+    """Common options of the commands that measure a model.
 
     Attributes:
         model: the folder of a run or a model, hub:NAME or models:NAME.

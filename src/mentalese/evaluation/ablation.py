@@ -85,12 +85,12 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     reference, unfinished = scores()
     ablations = [Ablation(OWN, float(np.nanmean(reference, dtype=np.float64)), unfinished=unfinished)]
     scores_by_control: dict[str, np.ndarray] = {}
-    alone = saved.evaluation.documents(len(split.document_bytes)) == 1
+    is_single = saved.evaluation.documents(len(split.document_bytes)) == 1
     for control in CONTROLS:
         with temporarily(config, thought_control=control):
             other, unfinished = scores()
             scores_by_control[control] = other
-        if control == "swapped" and alone and np.array_equal(other, scores_by_control["removed"], equal_nan=True):
+        if control == "swapped" and is_single and np.array_equal(other, scores_by_control["removed"], equal_nan=True):
             continue  # thoughts of a single row could only be removed; a long text has other windows
         difference, interval = _difference(other, reference) if questions else _paired(other, reference, split)
         score = float(np.nanmean(other, dtype=np.float64))

@@ -45,7 +45,7 @@ Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_split), After
 
 @checked_dataclass("")
 class TextOptions:
-    """Which text a model reads.
+    """The text that a model reads.
 
     Attributes:
         source: the text (not set: what the model was trained on).
@@ -87,7 +87,7 @@ class TextOptions:
 
 @checked_dataclass("")
 class AblationOptions(TextOptions):
-    """Which text is scored, or whose questions are asked.
+    """The text that is scored, or whose questions are asked.
 
     Attributes:
         documents: only the first N documents, or questions.
@@ -98,7 +98,7 @@ class AblationOptions(TextOptions):
 
 @checked_dataclass("")
 class PerplexityOptions(TextOptions):
-    """Which text is scored, and by which protocol; what is not set is as in the model's recipe.
+    """The scored text and the protocol; options that are not set are as in the model's recipe.
 
     Attributes:
         estimators: the scoring rules of a model that has several, names joined by commas.
@@ -119,7 +119,7 @@ class PerplexityOptions(TextOptions):
 
 @checked_dataclass("")
 class LimitOptions:
-    """How many questions are asked.
+    """The number of questions.
 
     Attributes:
         limit: ask only the first N questions of each file, or of each task of lm-eval.
@@ -166,7 +166,7 @@ class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
 
 @checked_dataclass("")
 class AnswerOptions(TextOptions):
-    """How questions are asked; what is not set is as in the model's recipe.
+    """Options of answers; those that are not set are as in the model's recipe.
 
     Attributes:
         shots: number of training questions with their answers before each question, as text; drawn again for each
@@ -174,7 +174,7 @@ class AnswerOptions(TextOptions):
         answer_samples: sample k answers per question and report pass@k. Each is a call of `generate` of its own, so a
             model that infers its thoughts infers them again.
         num_beams: use all beams of a search of this width as the answers instead.
-        temperature: of sampled answers.
+        temperature: temperature of sampled answers.
         seed: for shots and sampled answers.
         answer_tokens: the most new tokens of an answer (not set: as in training, or as many as the longest steps and
             answer have).
@@ -214,7 +214,7 @@ class AnswerOptions(TextOptions):
 
 @checked_dataclass("")
 class SampleOptions(TextOptions):
-    """What is generated, and which model scores it.
+    """Options of samples, and of the model that scores them.
 
     Attributes:
         judge: the model that scores the samples, PATH or hub:NAME; required.
@@ -225,7 +225,7 @@ class SampleOptions(TextOptions):
         prompt_tokens: tokens per prompt.
         draws: multinomial continuations of each prompt.
         decoding: greedy or multinomial, from the whole distribution (not set: both).
-        temperature: of multinomial sampling.
+        temperature: temperature of multinomial sampling.
         seed: for sampling.
     """
 

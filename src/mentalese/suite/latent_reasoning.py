@@ -32,11 +32,11 @@ def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
 
 def loops(recipe: Recipe) -> list[Recipe]:
     """Return recipes of only the answer, after four passes of the middle layers, and after one."""
-    alone = latent(recipe, "no-cot", WORD_PROBLEMS)
+    answer_only = latent(recipe, "no-cot", WORD_PROBLEMS)
     titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
     return [
         dataclasses.replace(
-            alone,
+            answer_only,
             name=f"{recipe.name}-{name}",
             description=f"{recipe.description}: the answer alone, {title}",
             model=grown(recipe.model, turns=turns),

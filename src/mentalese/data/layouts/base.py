@@ -161,7 +161,7 @@ class Layout(ABC):
 
         Args:
             ranks: processes that share each batch.
-            micro_batches: of each process.
+            micro_batches: number of micro-batches of each process.
         """
         self.special_ids(tokenizer)
 
