@@ -69,12 +69,12 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
     twin = recipes().get(recipe.baseline or "")
     fields = _model(recipe.model, twin.model if twin else {}, "model")
     for section, config in sections(recipe).items():
-        docs, theirs = field_docs(type(config)), getattr(twin, section, None)
+        docs, baseline_section = field_docs(type(config)), getattr(twin, section, None)
         fields[section] = {
             field.name: _entry(
                 getattr(config, field.name),
                 field.default,
-                getattr(theirs, field.name, dataclasses.MISSING),
+                getattr(baseline_section, field.name, dataclasses.MISSING),
                 docs.get(field.name, ""),
             )
             for field in dataclasses.fields(config)
@@ -91,8 +91,8 @@ def explain(recipe: Recipe) -> dict[str, dict[str, dict[str, Any]]]:
 def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dict[str, dict[str, dict[str, Any]]]:
     config = model_fields(model["model_type"])
     same = twin.get("model_type") == model["model_type"]
-    theirs = _by_own_name(twin) if same else {}
-    ours = _by_own_name(model)
+    twin_fields = _by_own_name(twin) if same else {}
+    model_values = _by_own_name(model)
     kind = dataclasses.MISSING if not twin else twin.get("model_type")
     entries = {
         "model_type": _entry(
@@ -100,13 +100,13 @@ def _model(model: Mapping[str, Any], twin: Mapping[str, Any], place: str) -> dic
         )
     }
     nested: dict[str, dict[str, dict[str, Any]]] = {}
-    inner = _inner_names(ours)
+    inner = _inner_names(model_values)
     for name, field in config.fields.items():
-        value = ours.get(name, field.default)
+        value = model_values.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
-            nested = _model(value, theirs.get(name, {}), f"{place}.{name}")
-        elif name in ours or not (value is dataclasses.MISSING or is_filled_in(name) or name in inner):
-            baseline = theirs.get(name, field.default) if same else dataclasses.MISSING
+            nested = _model(value, twin_fields.get(name, {}), f"{place}.{name}")
+        elif name in model_values or not (value is dataclasses.MISSING or is_filled_in(name) or name in inner):
+            baseline = twin_fields.get(name, field.default) if same else dataclasses.MISSING
             entries[name] = _entry(value, field.default, baseline, field.doc)
     return {place: entries} | nested
 

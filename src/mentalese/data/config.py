@@ -144,9 +144,9 @@ class EvaluationConfig:
 
     def of_one_text(self) -> EvaluationConfig:
         """Return the same for a text by itself: how documents are joined, and how many are scored, is of splits."""
-        alone = dataclasses.replace(self, max_documents=None)
+        whole = dataclasses.replace(self, max_documents=None)
         # The stride of joined documents belongs to them.
-        return dataclasses.replace(alone, joined=False, stride=None) if self.joined else alone
+        return dataclasses.replace(whole, joined=False, stride=None) if self.joined else whole
 
     def of_test(self) -> EvaluationConfig:
         """Return the same for the test split after training."""

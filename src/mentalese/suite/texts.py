@@ -245,7 +245,7 @@ def text(size: float) -> SuiteTask:
         "attention_dropout": 0.0,
         "embedding_dropout": 0.0,
     }
-    alone = forgetful(memory)
+    without_memory = forgetful(memory)
     bubbles = {"model_type": "thoughtbubbles", **shape, "max_position_embeddings": context}
     bubbles |= {"fork_layers": [2, 4], "selection": "causal"}
     regular = {name: value for name, value in bubbles.items() if name != "selection"} | {"fork_layers": []}
@@ -267,7 +267,7 @@ def text(size: float) -> SuiteTask:
     )
     gestalts = {
         "": ("sentence by sentence", memory),
-        "twin": ("without a memory", alone),
+        "twin": ("without a memory", without_memory),
         "swapped": ("another text's", swapped(memory)),
     }
     forks = {
@@ -283,7 +283,7 @@ def text(size: float) -> SuiteTask:
     looping = "two layers three times"
     looped_gestalts = {
         "": (f"{looping}, with a memory", memory | TURNS),
-        "twin": (looping, alone | TURNS),
+        "twin": (looping, without_memory | TURNS),
         "swapped": ("the memory of another text", swapped(memory | TURNS)),
     }
     looped_forks = {
