@@ -24,7 +24,7 @@ from mentalese.models.build import config_class
 from mentalese.recipe import Recipe
 
 SPEED = 4e14
-"""FLOPs per second of the hours that are shown: 40% of what an H100 does in bfloat16."""
+"""FLOPs per second behind the printed hours: 40% of an H100's peak in bfloat16."""
 VOCABULARIES = {
     "hub:openai-community/gpt2": 50_257,
     "hub:EleutherAI/pythia-70m": 50_277,

@@ -100,7 +100,7 @@ def _opened_source(
 
 
 def is_one_text(spec: str) -> bool:
-    """Test if a source is one file, or one set of texts from Python or the hub, and has no splits of its own."""
+    """Test if a source is one file, or one set of texts from Python or the hub, without splits."""
     check_characters(spec, "data.source")
     kind, _, place = spec.partition(":")
     if kind in (KIND, "hub") or (kind in PUBLISHED and place.startswith("hub:")):

@@ -343,15 +343,15 @@ def _write_split(
             append(name, [0])
         for chunk in in_batches(documents, lambda document: len(document.text)):
             encoded = encoder(chunk)
-            lengths = [_with_around(own, len(first)) for own in encoded.lengths]
-            ends = np.cumsum([sum(own) for own in lengths])
+            lengths = [_with_around(parts, len(first)) for parts in encoded.lengths]
+            ends = np.cumsum([sum(parts) for parts in lengths])
             sizes = [len(document.text.encode()) for document in chunk]
             text_ends = ends - np.arange(1, len(chunk) + 1) * (len(first) + 1)
             places = np.stack([*[np.append(0, text_ends[:-1])] * len(first), text_ends], axis=1)
             append("tokens", np.insert(encoded.tokens, places.ravel(), [*first, end] * len(chunk)))
             append("documents", counts["tokens"] + ends)
             append("segments", counts["tokens"] + np.cumsum(list(chain.from_iterable(lengths))))
-            append("document_segments", counts["segments"] + np.cumsum([len(own) for own in lengths]))
+            append("document_segments", counts["segments"] + np.cumsum([len(parts) for parts in lengths]))
             append("document_bytes", sizes)
             counts["documents"] += len(chunk)
             counts["segments"] += sum(map(len, lengths))

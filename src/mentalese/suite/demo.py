@@ -137,8 +137,8 @@ def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
         if isinstance(generator, Recall):
             for i in generator.answers(document):
                 words = [trace.vocabulary[int(trace.readings["predicted"][places[i]])].strip() for trace in traces]
-                asked = {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
-                examples.append(example | asked | {"with": words[0], "without": words[1]})
+                entry = {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
+                examples.append(example | entry | {"with": words[0], "without": words[1]})
         else:
             examples.append(example)
     return sorted(examples, key=_worth)[:EXAMPLES]

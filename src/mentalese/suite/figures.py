@@ -17,7 +17,7 @@ _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
 def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
-    """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or those of generated text."""
+    """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or the tasks of generated text."""
     path = only_path(paths, figure)
     try:
         tasks = read_json(Path(path))["tasks"]

@@ -39,7 +39,7 @@ def run_suite(
     size: float = 1.0,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Run tasks and write `suite.json` and `suite.html` into `out`, after each task, with those of earlier calls.
+    """Run tasks and write `suite.json` and `suite.html` into `out` after each task, including tasks of earlier calls.
 
     Args:
         names: names of tasks; empty: all generated tasks.

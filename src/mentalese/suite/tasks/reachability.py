@@ -205,7 +205,9 @@ class _Graph:
     def _add_alone(self, choices: list[int], least: int = 0) -> None:
         """Add a node that is its own mirror image."""
         nodes = self._draw(choices, PARENTS / 2, least)
-        self._add(list(dict.fromkeys(node for own in nodes for node in (own, self.mirror[own]))), len(self.parents))
+        self._add(
+            list(dict.fromkeys(node for parent in nodes for node in (parent, self.mirror[parent]))), len(self.parents)
+        )
 
     def _add_pair(self, choices: list[int]) -> None:
         """Add a node and its mirror image."""
@@ -244,17 +246,19 @@ class _Graph:
 
 def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: str) -> Question:
     ends = 2 * hops, 2 * hops + 1
-    names, known = _WORDS[form]
+    names, fixed_words = _WORDS[form]
     while True:  # hardly ever twice
         graph = _Graph(rng, hops, nodes)
-        edges = [(parent, node) for node, own in enumerate(graph.parents) for parent in own]
+        edges = [(parent, node) for node, node_parents in enumerate(graph.parents) for parent in node_parents]
         used_nodes = sorted({node for edge in edges for node in edge}, key=graph.level.__getitem__)
         people = [node for node in used_nodes if not graph.parents[node]]
         if len(people) <= len(names):
             break
     concepts = [node for node in used_nodes if graph.parents[node] and node not in ends]
     word = dict(zip(people, rng.sample(names, len(people)), strict=True))
-    word |= dict(zip(concepts, rng.sample([word for word in known if word not in pair], len(concepts)), strict=True))
+    word |= dict(
+        zip(concepts, rng.sample([word for word in fixed_words if word not in pair], len(concepts)), strict=True)
+    )
     word |= dict(zip(ends, rng.sample(pair, 2)))
     root = int(rng.random() * 2)
     path = graph.path(ends[root])
@@ -361,7 +365,7 @@ def _views(question: Question) -> _View:
     for a, b in question.edges:
         children[a] |= 1 << b
         parents[b] |= 1 << a
-    people = sorted((i for i, own in parents.items() if not own), key=lambda i: i != question.root)
+    people = sorted((i for i, above in parents.items() if not above), key=lambda i: i != question.root)
     return _View(
         people=people,
         forward=[_rings(children, person) for person in people],
@@ -375,9 +379,9 @@ def _rings(neighbours: dict[int, int], start: int) -> list[int]:
     rings = [1 << start]
     for _ in range(4):
         rings.append(rings[-1])
-        for node, own in neighbours.items():
+        for node, adjacent in neighbours.items():
             if rings[-2] >> node & 1:
-                rings[-1] |= own
+                rings[-1] |= adjacent
     return rings
 
 
@@ -392,7 +396,7 @@ def _measure(question: Question, views: _View, end: int, what: str, forward: int
     if what == "people":
         return sum(within >> person & 1 for person in views.people)
     if what == "edges":
-        return sum(own.bit_count() for other, own in views.children.items() if within >> other & 1)
+        return sum(below.bit_count() for other, below in views.children.items() if within >> other & 1)
     word = question.symbols[node]
     if what == "mentions":
         return question.question.count(f" {word}")
