@@ -223,21 +223,21 @@ def ask(
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 
-    def record(document: int, found: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
+    def record(document: int, output: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
         expected = right_answers[document]
         answer, *others = (
             final_answer(text) if saved.layout.questions else free_answer(text, expected)
-            for text in (found.text, *attempts)
+            for text in (output.text, *attempts)
         )
         return AnswerRecord(
             document=document,
             question=questions[document],
             expected=expected,
-            text=found.text,
+            text=output.text,
             answer=answer,
             correct=rule.equal(answer, expected),
-            finished=found.ended or (not saved.layout.questions and free_answer_ended(found.text)),
-            tokens=found.tokens,
+            finished=output.ended or (not saved.layout.questions and free_answer_ended(output.text)),
+            tokens=output.tokens,
             latents=latents,
             seconds=seconds,
             attempts=tuple(others),
@@ -255,10 +255,10 @@ def ask(
                 records += [AnswerRecord(i, questions[i], right_answers[i], asked=False) for i in documents]
                 continue
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
-            found = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
+            outputs = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
             seconds = (time.perf_counter() - began) / len(documents)
             attempts = _attempts(saved, rows, generation | {"max_new_tokens": room}, options)
-            records += map(record, documents, found, attempts, itertools.repeat(seconds))
+            records += map(record, documents, outputs, attempts, itertools.repeat(seconds))
             bar.update(len(records), _progress(records))
     records.sort(key=lambda record: record.document)
     return Answers(records, rule, prompts.protocol(rule))
