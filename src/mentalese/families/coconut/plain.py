@@ -1,13 +1,13 @@
-"""Coconut and AGCLR in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""Coconut and AGCLR in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", arXiv 2412.06769; Farhan and
 Chaudhary, "Why Limit the Residual Stream to Layers and Not Tokens?" (AGCLR), arXiv 2606.07720, whose equations are
 cited; with a step decoder, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317.
 
 A latent position reads no token. Its input is the last hidden state at the position before it; in AGCLR three gates
-mix that state with a memory. One row at a time, without padding or cache: everything is read again for every latent and
-every new token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the
-same `state_dict`.
+mix that state with a memory. The model reads one row at a time, without padding or cache, and reads everything again
+for every latent and every new token. `model.py` computes the same, fast, for batches; tests compare outputs and
+gradients. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Coconut(nn.Module):
     """A decoder whose latent positions read hidden states.
 
     Args:
-        config: the decoder inside (`backbone`), the token of a latent, `mode` and the gates.
+        config: the decoder (`backbone`), the id of the latent token, `mode` and the gates.
     """
 
     def __init__(self, config: CoconutConfig) -> None:
@@ -45,9 +45,9 @@ class Coconut(nn.Module):
         """Return the mean cross-entropy of a row [length] after its question; a latent is never a target.
 
         Args:
-            row: question, start of latents, latents, their end, the steps that are left, the answer.
-            question: tokens of the question.
-            steps: the written steps that latents replace, for a model with a step decoder (L_step, SIM-CoT).
+            row: question, start marker, latents, end marker, remaining steps, answer.
+            question: number of tokens in the question.
+            steps: the written steps that latents replace; only for a model with a step decoder (L_step, SIM-CoT).
         """
         is_latent = torch.eq(row, self.latent)
         targets = row.masked_fill(is_latent, -100)[1:]
@@ -62,7 +62,7 @@ class Coconut(nn.Module):
         return self._read(self.read_vectors(row))
 
     def read_vectors(self, row: Tensor) -> list[Tensor]:
-        """Return the decoder's inputs at each position of a row [length]: vectors [hidden]."""
+        """Return the decoder's input at each position of a row [length], as a list of vectors [hidden]."""
         inputs: list[Tensor] = []
         embed = self.backbone.get_input_embeddings()
         memory, latents = torch.zeros(self.config.hidden_size), 0
@@ -80,7 +80,7 @@ class Coconut(nn.Module):
     def step_nll(self, row: Tensor, steps: Sequence[Tensor], latents_per_step: int) -> Tensor:
         """Return the negative log-likelihood of each token of a row's steps (SIM-CoT).
 
-        The step decoder reads the latents that stand for a step, then the step's tokens up to the predicted one.
+        The step decoder reads the latents that replace a step, then the step's tokens before the predicted one.
         """
         assert self.step_decoder is not None
         embed, head = self.backbone.get_input_embeddings(), self.backbone.get_output_embeddings()
@@ -110,7 +110,7 @@ class Coconut(nn.Module):
 
 
 class ConceptStream(nn.Module):
-    """AGCLR's memory (Eq. 1 to 4): gates read from it, forget of the state, and write the state back."""
+    """AGCLR's memory (Eq. 1 to 4): gates read the memory, forget parts of the state, and write the state back."""
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__()
@@ -124,10 +124,11 @@ class ConceptStream(nn.Module):
                 nn.init.constant_(gate.bias, bias)
 
     def forward(self, hidden: Tensor, memory: Tensor, latents: int) -> tuple[Tensor, Tensor]:
-        """Return h' and the memory c, [hidden] each, for a state h and the memory before it.
+        """Return the gated state h' and the new memory c, [hidden] each, from a state h and the previous memory.
 
         Args:
-            latents: the number of latents before this one; after `write_passes` the memory stays (appendix A.1).
+            latents: the number of latents before this one; after `write_passes` latents the memory no longer changes
+                (appendix A.1).
         """
         normed = self.norm(hidden)
         read, forget, write = (
@@ -141,7 +142,7 @@ class ConceptStream(nn.Module):
 
 
 class StepDecoder(nn.Module):
-    """SIM-CoT's second decoder, with the model's embeddings and head; only training runs it."""
+    """SIM-CoT's second decoder, which shares the model's embeddings and head and runs only in training."""
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__()
@@ -151,5 +152,5 @@ class StepDecoder(nn.Module):
         self.body.set_input_embeddings(nn.Identity())
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
-        """Return the last final hidden state [hidden] of vectors [hidden]."""
+        """Return the final hidden state [hidden] at the last of some input vectors [hidden]."""
         return self.body(inputs_embeds=torch.stack(inputs)[None], use_cache=False).last_hidden_state[0, -1]

@@ -1,13 +1,13 @@
-"""CODI in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""CODI in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation", arXiv 2502.21074, whose
 equations are cited.
 
 One model reads a question twice: as a teacher it writes the steps and the answer, as a student it thinks a few
-continuous thoughts and writes the answer only. The student's hidden states at the token before the answer are drawn to
-the teacher's. One row at a time, without padding or cache: everything is read again for every thought and every new
-token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the same
-`state_dict`.
+continuous thoughts and writes only the answer. The student's hidden states at the token before the answer are drawn to
+the teacher's. The model reads one row at a time, without padding or cache, and reads everything again for every thought
+and every new token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the
+same `state_dict`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mentalese.families.codi.config import CodiConfig
 
 
 class Pair(NamedTuple):
-    """A question as its two rows.
+    """The two rows of a question.
 
     Attributes:
         teacher: [length], question, steps, `###`, answer.
-        student: [length], question, start of latents, latents, their end, `###`, answer.
-        question: tokens of the question.
-        answer: tokens from `###` on.
+        student: [length], question, start marker, latents, end marker, `###`, answer.
+        question: number of tokens in the question.
+        answer: number of tokens from `###` to the end.
     """
 
     teacher: Tensor
@@ -40,13 +40,13 @@ class Pair(NamedTuple):
 
 
 class Codi(nn.Module):
-    """A decoder whose latents learn from the steps that it writes itself."""
+    """A decoder whose latents learn from the steps that the same model writes."""
 
     def __init__(self, config: CodiConfig) -> None:
         super().__init__()
         width, self.config = config.hidden_size, config
         self.backbone = AutoModelForCausalLM.from_config(config.backbone_config, trust_remote_code=False)
-        # A thought is the last hidden state through a map of two layers and a norm (section 3.3).
+        # maps the last hidden state to a thought (section 3.3)
         self.projection = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.LayerNorm(width)
         )
@@ -72,7 +72,7 @@ class Codi(nn.Module):
         return written, answered, torch.stack(distances).mean()
 
     def states(self, row: Tensor) -> list[Tensor]:
-        """Return the hidden states [length, hidden] of a row after each layer, the last after the final norm."""
+        """Return the hidden states [length, hidden] of a row after each layer; the last ones include the final norm."""
         inputs: list[Tensor] = []
         embed = self.backbone.get_input_embeddings()
         for token in row:
@@ -84,7 +84,7 @@ class Codi(nn.Module):
 
     @torch.no_grad()
     def generate(self, row: Tensor, max_new_tokens: int, eos_token_id: int | None = None) -> Tensor:
-        """Return the greedy continuation [n] of a question with its latents, [length]."""
+        """Return the greedy continuation [n] of a question and its latents [length]."""
         ids = row
         for _ in range(max_new_tokens):
             token = self(ids)[-1].argmax()
@@ -94,7 +94,7 @@ class Codi(nn.Module):
         return ids[len(row) :]
 
     def _nll(self, hidden: Tensor, row: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each token but the first, [length - 1]."""
+        """Return the negative log-likelihood [length - 1] of each token except the first."""
         return F.cross_entropy(self.backbone.get_output_embeddings()(hidden[:-1]), row[1:], reduction="none")
 
     def _layers(self, inputs: list[Tensor]) -> list[Tensor]:

@@ -1,16 +1,16 @@
-"""ConceptLM in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""ConceptLM in one file: read this file first. It is a complete model with its loss, to train or to change.
 
-Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", arXiv 2602.08984;
-sections are the paper's, whose equations have no numbers.
+Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", arXiv 2602.08984.
+Sections are the paper's; its equations have no numbers.
 
     h   = encoder(x)              the first layers of a decoder (section 2.1)
     u_j = mean of chunk j of h    a concept stands for k tokens (section 2.2)
     p_j = sum_i a_ji C_i          layers read u_0 .. u_j, heads weigh learned codes C: the next concept
-    x'  = decoder(h + p)          token t reads the last prediction that precedes its own target (section 2.3)
+    x'  = decoder(h + p)          token t reads the last prediction before its own target (section 2.3)
     L   = L_NTP + L_NCP + L_VQ    next token, |p_j - u_{j+1}|^2, |u_j - nearest code|^2 (section 3)
 
-Rows have no padding and nothing is cached. Layers are those of transformers' decoder, called one by one: GPT-2,
-GPT-NeoX, Llama and those built as Llama is. Without a codebook the model is ContextLM (arXiv 2510.20280). `model.py`
+Rows have no padding and nothing is cached. The layers of a decoder from transformers are called one by one: GPT-2,
+GPT-NeoX, Llama and decoders built like Llama. Without a codebook the model is ContextLM (arXiv 2510.20280). `model.py`
 computes the same, fast; tests compare outputs, losses and gradients. Both have the same `state_dict`.
 """
 
@@ -29,12 +29,12 @@ from mentalese.families.conceptlm.config import ConceptLMConfig
 
 
 class Reading(NamedTuple):
-    """Rows as the model reads them.
+    """The states and concepts of a batch of rows.
 
     Attributes:
         hidden: [batch, length, hidden], the input of the head.
-        pooled: [batch, chunks, hidden], the concepts u_j; an unfinished chunk has none.
-        predicted: [batch, chunks, hidden], p_j, the prediction of u_{j+1}.
+        pooled: [batch, chunks, hidden], the concepts u_j; an unfinished chunk has no concept.
+        predicted: [batch, chunks, hidden], the predictions p_j of u_{j+1}.
     """
 
     hidden: Tensor
@@ -43,10 +43,10 @@ class Reading(NamedTuple):
 
 
 class ConceptLM(nn.Module):
-    """A decoder that predicts the next concept too, and reads its prediction.
+    """A decoder that also predicts the next concept and reads its own prediction.
 
     Args:
-        config: the decoder inside (`backbone`), where concepts enter it, and their codes.
+        config: the decoder (`backbone`), the depth at which concepts enter it, and the codebook.
     """
 
     def __init__(self, config: ConceptLMConfig) -> None:
@@ -73,7 +73,7 @@ class ConceptLM(nn.Module):
         return self.backbone.get_output_embeddings()(self.read(input_ids).hidden)
 
     def read(self, input_ids: Tensor) -> Reading:
-        """Read rows [batch, length]: the encoder, the next concepts, the decoder."""
+        """Read rows [batch, length] with the encoder, predict concepts, and run the decoder."""
         config, (layers, norm) = self.config, parts(self.backbone)
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         h = run(self.backbone, layers[: config.insert_depth], embedded(self.backbone, input_ids), positions)
@@ -87,15 +87,15 @@ class ConceptLM(nn.Module):
         return Reading(norm(run(self.backbone, layers[config.insert_depth :], fused, positions)), pooled, predicted)
 
     def pool(self, h: Tensor) -> Tensor:
-        """Return the concepts [batch, chunks, hidden] of the encoder's states [batch, length, hidden]: means."""
+        """Return the concepts [batch, chunks, hidden]: means of the encoder's states [batch, length, hidden]."""
         k = self.config.chunk_size
         chunks = h.shape[1] // k
         return h[:, : chunks * k].unflatten(1, (chunks, k)).mean(2)
 
     def predict(self, pooled: Tensor) -> Tensor:
-        """Return the prediction of the next concept after each, [batch, chunks, hidden] both.
+        """Return the predictions of the next concepts, of the same shape as `pooled`.
 
-        Codes are weighted by the heads' logits themselves, segment by segment; nothing is sampled (section 2.2).
+        The heads' logits weigh the codes directly, segment by segment, without softmax or sampling (section 2.2).
         """
         if not pooled.shape[1]:
             return pooled
@@ -108,7 +108,7 @@ class ConceptLM(nn.Module):
         return torch.einsum("bjsn, snc -> bjsc", a, self.codebook()).flatten(2)
 
     def loss(self, input_ids: Tensor) -> Tensor:
-        """Return L_NTP + L_NCP + L_VQ of rows [batch, length], each by its weight (section 3)."""
+        """Return L_NTP + L_NCP + L_VQ of rows [batch, length] as a weighted sum (section 3)."""
         losses, config = self.losses(input_ids), self.config
         weights = {"ntp": 1.0, "ncp": config.ncp_weight, "vq": config.vq_weight}
         return torch.stack([weights[name] * value for name, value in losses.items()]).sum()
@@ -116,7 +116,7 @@ class ConceptLM(nn.Module):
     def losses(self, input_ids: Tensor) -> dict[str, Tensor]:
         """Return the losses `ntp`, `ncp` and, with a codebook, `vq` of rows [batch, length]; 0 without a target.
 
-        Concepts are targets as they are, without codes and without a gradient. L_VQ trains codes only.
+        The targets of `ncp` are the concepts themselves, not their codes, without a gradient. `vq` trains only codes.
         """
         hidden, pooled, predicted = self.read(input_ids)
         logits = self.backbone.get_output_embeddings()(hidden)
@@ -131,9 +131,9 @@ class ConceptLM(nn.Module):
 
 
 class Codebook(nn.Module):
-    """S tables of N codes, one a segment of a concept's channels (product quantisation, section 2.2).
+    """S tables of N codes, one table for each segment of a concept's channels (product quantisation, section 2.2).
 
-    Codes are a learned map of a frozen table (SimVQ), an `mlp` or `linear`, or weights themselves (`learned`).
+    Codes are an `mlp` or `linear` map of a frozen table (SimVQ), or are themselves the weights (`learned`).
     """
 
     def __init__(self, config: ConceptLMConfig) -> None:
@@ -163,7 +163,7 @@ class Codebook(nn.Module):
         return (self.frozen @ self.up + up_bias).relu() @ self.down + down_bias
 
     def nearest(self, concepts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the number of each segment's nearest code [.., segments], and these codes in a row [.., hidden]."""
+        """Return the index of each segment's nearest code [.., segments], and these codes joined [.., hidden]."""
         codes = self()
         distances = (concepts.unflatten(-1, (len(codes), 1, -1)) - codes).square().sum(-1)
         numbers = distances.argmin(-1)
@@ -171,7 +171,7 @@ class Codebook(nn.Module):
 
 
 def mean(values: Tensor) -> Tensor:
-    """Return the mean, 0 of nothing."""
+    """Return the mean, or 0 if there are no values."""
     return values.sum() / max(values.numel(), 1)
 
 
@@ -193,7 +193,7 @@ def embedded(decoder: PreTrainedModel, input_ids: Tensor) -> Tensor:
 
 
 def run(decoder: PreTrainedModel, layers: Iterable[nn.Module], h: Tensor, positions: Tensor) -> Tensor:
-    """Run layers of a decoder's class on h [batch, n, hidden] at positions [n]; each place reads those up to itself."""
+    """Run a decoder's layers on h [batch, n, hidden] at positions [n] with causal attention."""
     body: Any = decoder.base_model
     later = torch.ones(h.shape[1], h.shape[1], dtype=torch.bool, device=h.device).triu(1)
     options = {"attention_mask": torch.zeros_like(later, dtype=h.dtype).masked_fill(later, -torch.inf)[None, None]}

@@ -1,17 +1,17 @@
-"""Latent Thought Models in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""Latent Thought Models in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation", arXiv 2502.01567; sections and
 equations are the paper's.
 
-    p(z) = N(0, I)                         thoughts z, a few vectors for each layer of a decoder (section 2.1)
+    p(z) = N(0, I)                         thoughts z: a few vectors for each layer of a decoder (section 2.1)
     p(x | z) = prod_n p(x_n | z, x_<n)     each layer attends to its thoughts; the window of tokens is short (Eq. 1)
-    q(z | x) = N(mu, sigma^2)              fast learning: T_fast steps of Adam on a text's own ELBO (Eq. 5)
+    q(z | x) = N(mu, sigma^2)              fast learning: T_fast steps of Adam on the text's ELBO (Eq. 5)
     loss = -log p(x | z), z ~ q(z | x)     slow learning: the weights, given a draw of the thoughts (Algorithm 1)
 
-Langevin dynamics (Eq. 4) and the encoder of a VAE infer thoughts too, as the paper's baselines. Rows have no padding,
+The paper's baselines infer thoughts by Langevin dynamics (Eq. 4) or by the encoder of a VAE. Rows have no padding,
 nothing is cached or shared between fast steps, and attention computes all pairs. `model.py` computes the same, fast;
-tests compare thoughts, losses and gradients. Both have the same `state_dict`, and the noise of both is a function of a
-seed and a row (`Noise`).
+tests compare thoughts, losses and gradients. Both have the same `state_dict`, and in both the noise depends only
+on a seed and a row (`Noise`).
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
 from mentalese.nn.noise import Noise
 
 MEANS, VARIANCES, FINAL = -3, -2, -1
-"""Numbers of the draws of noise for first means and variances, and after inference; fast steps count from 0."""
+"""Numbers of the noise draws for initial means, initial variances and the final sample; fast steps count from 0."""
 
 
 @dataclass
 class Posterior:
-    """Thoughts of each row, N(mu, exp(log_var)).
+    """The posterior N(mu, exp(log_var)) over the thoughts of each row.
 
     Attributes:
-        mu: [batch, thoughts, hidden]; of Langevin dynamics the end of the chain, which has no variances.
-        log_var: [batch, thoughts, hidden], or `None`.
-        noise: [batch, thoughts, hidden], of `sample`.
-        nll, kl: [batch] for each fast step, nats of a row before the step; their sum is the negative ELBO.
+        mu: means [batch, thoughts, hidden]; for Langevin dynamics the end of the chain.
+        log_var: log variances [batch, thoughts, hidden]; `None` for Langevin dynamics.
+        noise: [batch, thoughts, hidden], used by `sample`.
+        nll, kl: nats of each row [batch] before each fast step; their sum is the negative ELBO.
     """
 
     mu: Tensor
@@ -53,10 +53,10 @@ class Posterior:
 
 
 class LatentThought(nn.Module):
-    """A decoder with a short window whose layers attend to thoughts, which are inferred for each text.
+    """A decoder with a short attention window whose layers attend to thoughts inferred for each text.
 
     Args:
-        config: of a model with thoughts; an early end of inference (`tolerance`) is not written here.
+        config: settings of a model with thoughts; `tolerance`, which ends inference early, is not implemented here.
     """
 
     def __init__(self, config: LTMConfig) -> None:
@@ -70,7 +70,7 @@ class LatentThought(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
         for name, weights in self.named_parameters():
-            if weights.ndim > 1:  # maps whose output is added to the stream start smaller (GPT-2)
+            if weights.ndim > 1:  # maps that write to the residual stream start smaller (GPT-2)
                 added = name.endswith("out.weight")
                 nn.init.normal_(weights, std=config.initializer_range / (math.sqrt(2 * layers) if added else 1))
 
@@ -81,7 +81,7 @@ class LatentThought(nn.Module):
 
         Args:
             input_ids: [batch, length].
-            z: [batch, thoughts, hidden], the first layer's thoughts first; without them the prior mean, zeros.
+            z: [batch, thoughts, hidden], in the order of layers; `None`: the prior mean, zeros.
         """
         config, n = self.config, self.config.latents_per_layer
         if z is None:
@@ -92,22 +92,22 @@ class LatentThought(nn.Module):
         return self.lm_head(self.final_norm(x))
 
     def nll(self, input_ids: Tensor, z: Tensor) -> Tensor:
-        """Return -log p(x | z) (Eq. 1) of each row, [batch] nats."""
+        """Return -log p(x | z) of each row (Eq. 1), [batch] in nats."""
         logits = self(input_ids, z)[:, :-1]
         return F.cross_entropy(logits.transpose(1, 2), input_ids[:, 1:], reduction="none").sum(1)
 
     # -- 2.2 learning and posterior inference
 
     def loss(self, input_ids: Tensor, seed: int, kl_weight: float = 1.0) -> Tensor:
-        """Return the loss of Algorithm 1's slow step, nats per target; for a VAE the negative ELBO (Eq. 5).
+        """Return the loss of Algorithm 1's slow step in nats per target; for a VAE the negative ELBO (Eq. 5).
 
-        With `slow_grad="accumulate"` the value is the same, and the weights also receive the gradient of the ELBO of
-        each fast step, a sum over a row's tokens (the release).
+        With `slow_grad="accumulate"` the value is the same, but the weights also receive the gradient of each fast
+        step's negative log-likelihood, summed over the tokens of a row (the release).
 
         Args:
             input_ids: [batch, length].
-            seed: of the step; noise is drawn with it.
-            kl_weight: of the KL divergence in the loss of a VAE.
+            seed: seeds the noise of the step.
+            kl_weight: weight of the KL divergence in the loss of a VAE.
         """
         posterior = self.infer(input_ids, seed)
         loss = self.nll(input_ids, posterior.sample()).sum()
@@ -121,7 +121,7 @@ class LatentThought(nn.Module):
 
     @torch.enable_grad()
     def infer(self, input_ids: Tensor, seed: int) -> Posterior:
-        """Return the posterior of rows [batch, length] by the config's `inference`."""
+        """Return the posterior of rows [batch, length] by the method `config.inference`."""
         noise = Noise.of(input_ids[:, 1:], seed, self.embed.weight.dtype)
         if self.encoder is not None:
             mu, log_var = self.encoder(self.embed(input_ids))
@@ -149,7 +149,7 @@ class LatentThought(nn.Module):
         return posterior
 
     def langevin(self, input_ids: Tensor, noise: Noise) -> Posterior:
-        """Draw thoughts from the posterior by Langevin dynamics (Eq. 4), with the gradient in z."""
+        """Draw thoughts from the posterior by Langevin dynamics (Eq. 4)."""
         shape, size = (self.config.num_latents, self.config.hidden_size), self.config.langevin_step_size
         z = 0.01 * noise.draw(MEANS, shape)
         posterior = Posterior(z, None, torch.zeros_like(z))
@@ -161,8 +161,8 @@ class LatentThought(nn.Module):
         return posterior
 
     def slope(self, posterior: Posterior, parameters: Tensor, nll: Tensor, kl: Tensor) -> Tensor:
-        """Return the gradient of the negative ELBO, the sum over rows, and note its two parts, [batch] each."""
-        accumulate = self.config.slow_grad == "accumulate"  # then the loss goes through this step again
+        """Return the gradient of the negative ELBO, summed over rows, and append its parts [batch] to the posterior."""
+        accumulate = self.config.slow_grad == "accumulate"  # then the loss needs the graph of this step
         posterior.nll.append(nll if accumulate else nll.detach())
         posterior.kl.append(kl.detach())
         return torch.autograd.grad((nll + kl).sum(), parameters, retain_graph=accumulate)[0]
@@ -171,7 +171,7 @@ class LatentThought(nn.Module):
 
     @torch.no_grad()
     def generate(self, input_ids: Tensor, max_new_tokens: int, seed: int = 0) -> Tensor:
-        """Return greedy continuations [batch, new] of prompts [batch, length], under their own thoughts (Eq. 7)."""
+        """Return greedy continuations [batch, new] of prompts [batch, length], given their thoughts (Eq. 7)."""
         z, ids = self.infer(input_ids, seed).sample(), input_ids
         for _ in range(max_new_tokens):
             ids = torch.cat((ids, self(ids, z)[:, -1:].argmax(-1)), dim=1)
@@ -179,18 +179,18 @@ class LatentThought(nn.Module):
 
 
 def divergence(mu: Tensor, log_var: Tensor) -> Tensor:
-    """Return the KL divergence of N(mu, exp(log_var)) from the prior N(0, 1), of each channel."""
+    """Return the KL divergence of N(mu, exp(log_var)) from the prior N(0, 1) in each channel."""
     return (mu.square() + log_var.exp() - 1 - log_var) / 2
 
 
 def schedule(kind: str, step: int, steps: int) -> float:
-    """Return the factor of the rate of a fast step, which ends at a tenth unless it is constant (the release)."""
+    """Return the learning-rate factor of a fast step; `linear` and `cosine` end at a tenth (the release)."""
     share = step / max(steps - 1, 1)
     return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]
 
 
 class Adam:
-    """Adam (Kingma and Ba, 2015) of one tensor; with a decay it is AdamW."""
+    """Adam (Kingma and Ba, 2015) for one tensor; AdamW if `decay` is positive."""
 
     def __init__(self, value: Tensor, decay: float) -> None:
         self.first, self.second = (torch.zeros_like(value) for _ in range(2))
@@ -205,7 +205,7 @@ class Adam:
 
 
 class Block(nn.Module):
-    """A layer of the generator: tokens attend to the window and to thoughts, each after a norm, then SwiGLU."""
+    """A layer of the generator: attention to the window, attention to thoughts, and SwiGLU, each after a norm."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention to the last `window_size` tokens, the token itself among them."""
+    """Causal attention to the last `window_size` tokens, including the token itself."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of all tokens to all thoughts of a layer, which give keys and values."""
+    """Attention of all tokens to all thoughts of a layer."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class SwiGLU(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The inference model of a VAE (section 2.2, table 4): a learned query for each thought, encoded with the text."""
+    """The encoder of a VAE (section 2.2, table 4), which reads the text and a learned query for each thought."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class Encoder(nn.Module):
         self.posterior = nn.Linear(width, 2 * width, bias=False)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and log variances [batch, thoughts, hidden] of embedded tokens [batch, length, hidden]."""
+        """Return means and log variances [batch, thoughts, hidden] from embedded tokens [batch, length, hidden]."""
         config, count = self.config, len(self.queries)
         of_queries = thought_positions(config, tokens.device).repeat(count // config.latents_per_layer)
         positions = torch.cat((of_queries, torch.arange(tokens.shape[1], device=tokens.device)))
@@ -286,7 +286,7 @@ class Encoder(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Queries and tokens attend to all of each other, then SwiGLU."""
+    """Bidirectional attention among queries and tokens, then SwiGLU."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -302,7 +302,7 @@ class EncoderBlock(nn.Module):
 
 
 def thought_positions(config: LTMConfig, device: torch.device) -> Tensor:
-    """Return the positions [thoughts of a layer], the same in each layer (the release)."""
+    """Return the positions of a layer's thoughts, which are the same in each layer (the release)."""
     return torch.arange(config.latents_per_layer, device=device) * (
         config.max_position_embeddings // config.num_latents
     )
@@ -311,8 +311,16 @@ def thought_positions(config: LTMConfig, device: torch.device) -> Tensor:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, at: Tensor, of: Tensor, config: LTMConfig, seen: Tensor | None = None
 ) -> Tensor:
-    """Return what queries [batch, n, hidden] at positions [n] read from keys and values [batch, m, hidden] at
-    positions [m]; `seen` is bool [n, m], and without it they read from all.
+    """Return the attention output [batch, n, hidden] of several heads with rotary positions.
+
+    Args:
+        q: queries [batch, n, hidden].
+        k: keys [batch, m, hidden].
+        v: values [batch, m, hidden].
+        at: positions [n] of queries.
+        of: positions [m] of keys.
+        config: settings of the model.
+        seen: bool [n, m], the keys that each query may read; `None`: all.
     """
     q, k, v = (x.unflatten(-1, (config.num_attention_heads, -1)).transpose(1, 2) for x in (q, k, v))
     q, k = rotated(q, at), rotated(k, of)

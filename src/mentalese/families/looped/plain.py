@@ -1,16 +1,16 @@
-"""Recurrent depth in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""Recurrent depth in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach", arXiv 2502.05171;
 sections and equations are the paper's.
 
-    e   = P(x)             the prelude: some layers, once
+    e   = P(x)             the prelude: a few layers, once
     s_0 ~ N(0, sigma^2)    the state starts as noise
-    s_t = R(e, s_{t-1})    the block: a map of [s, e], some layers, a norm; the same weights at each turn, r times
-    p   = C(s_r)           the coda: some layers, once, the final norm, the head
+    s_t = R(e, s_{t-1})    the block: a map of [s, e], a few layers, a norm; runs r times with the same weights
+    p   = C(s_r)           the coda: a few layers, once, the final norm, the head
 
-At turn t a token attends to what earlier tokens were at turn t, or to their last turn where they stopped before
-(section 6.1). Layers are Llama's, rows have no padding, and nothing is cached. `model.py` computes the same, fast and
-for other decoders; tests compare outputs and gradients. Both read the same weights (`load`).
+At turn t a token attends to the states of earlier tokens at turn t; a token that stopped earlier keeps its last keys
+and values (section 6.1). Layers are Llama's, rows have no padding, and nothing is cached. `model.py` computes the same,
+fast and for other decoders too; tests compare outputs and gradients. Both read the same weights (`load`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from mentalese.nn.noise import Noise
 
 SPREAD = 0.5  # sigma of Eq. 1
 STATE_STD = math.sqrt(2 / 5)  # section 4.1
-PRIME = 1_000_003  # neighbouring positions have other seeds than neighbouring steps
+PRIME = 1_000_003  # so that neighbouring positions and neighbouring steps have different seeds
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [batch, heads, length, head width] each."""
 Keep = Callable[[Tensor, Tensor], Pair]
-"""A function of a layer's keys and values of these tokens that returns those that the tokens attend to."""
+"""A function that maps a layer's new keys and values to the keys and values that tokens attend to."""
 
 
 @dataclass
 class Reading:
-    """A batch of rows after all turns.
+    """The states of a batch of rows after all turns.
 
     Attributes:
         hidden: [batch, length, hidden], the input of the head.
@@ -55,7 +55,7 @@ class Looped(nn.Module):
     """A decoder whose middle layers are a block that runs several times.
 
     Args:
-        config: of a model with `norms="sandwich"` or `"own"`, a Llama as its backbone, and a vocabulary.
+        config: settings with a Llama as the backbone; `norms` is `"sandwich"` or `"own"`.
     """
 
     def __init__(self, config: LoopedConfig) -> None:
@@ -73,17 +73,17 @@ class Looped(nn.Module):
 
     @property
     def parts(self) -> tuple[nn.ModuleList, nn.ModuleList, nn.ModuleList]:
-        """Return the layers of the prelude, the block and the coda."""
+        """The layers of the prelude, the block and the coda."""
         first, last = self.config.prelude_layers, len(self.layers) - self.config.coda_layers
         return self.layers[:first], self.layers[first:last], self.layers[last:]
 
     def load(self, weights: Mapping[str, Tensor]) -> Looped:
-        """Take the weights of a `LoopedForCausalLM`, from its `state_dict`."""
+        """Load the `state_dict` of a `LoopedForCausalLM` and return the model."""
         self.load_state_dict({plain_name(name): value for name, value in weights.items()})
         return self
 
     def forward(self, input_ids: Tensor, turns: int | None = None) -> Tensor:
-        """Return logits [batch, length, vocabulary] of tokens [batch, length], after the config's turns or others."""
+        """Return logits [batch, length, vocabulary] of tokens [batch, length] after `turns` or the config's turns."""
         return self.lm_head(self.read(input_ids, turns or self.config.turns).hidden)
 
     def loss(self, input_ids: Tensor, seed: int, turns: int | None = None) -> Tensor:
@@ -91,8 +91,8 @@ class Looped(nn.Module):
 
         Args:
             input_ids: [batch, length].
-            seed: of the step; the number of turns (Eq. 1 and 2) and the noise of the first state are drawn with it.
-            turns: a number of turns instead of the drawn one.
+            seed: seeds the number of turns (Eq. 1 and 2) and the noise of the first state.
+            turns: fixed number of turns; `None`: drawn.
         """
         turns = turns or drawn_turns(self.config.turns, seed)
         logits = self.lm_head(self.read(input_ids, turns, seed).hidden)
@@ -120,14 +120,14 @@ class Looped(nn.Module):
         return reading
 
     def turn(self, state: Tensor, injected: Tensor, positions: Tensor, memory: Sequence[Keep]) -> Tensor:
-        """Return R(e, s) (section 3.2), [batch, length, hidden]; `memory` has an entry for each layer of the block."""
+        """Return R(e, s) (section 3.2), [batch, length, hidden]; `memory` has one entry for each layer of the block."""
         state = self.adapter(torch.cat((state, injected), dim=-1))
         state = run(self.parts[1], state, positions, memory)
         return state if self.block_norm is None else self.block_norm(state)
 
 
 def drawn_turns(mean: float, seed: int) -> int:
-    """Return r of a log-normal Poisson distribution with this mean (Eq. 1 and 2), the same for a seed everywhere.
+    """Draw r from a log-normal Poisson distribution with this mean (Eq. 1 and 2); equal seeds give equal draws.
 
     tau ~ N(log(mean - 1) - sigma^2 / 2, sigma), and r ~ Poisson(e^tau) + 1.
     """
@@ -139,7 +139,7 @@ def drawn_turns(mean: float, seed: int) -> int:
 
 
 def initial_state(input_ids: Tensor, positions: Tensor, width: int, seed: int) -> Tensor:
-    """Return s_0, float32 [batch, length, hidden]: noise that follows from a token, its position and a seed.
+    """Return s_0, float32 [batch, length, hidden]: noise that depends only on a token, its position and a seed.
 
     Args:
         input_ids: [batch, length].
@@ -150,15 +150,15 @@ def initial_state(input_ids: Tensor, positions: Tensor, width: int, seed: int) -
 
 
 def plain_name(name: str) -> str:
-    """Return the name here of a weight of `LoopedForCausalLM`."""
+    """Return the name in this file of a weight of `LoopedForCausalLM`."""
     return name.removeprefix("backbone.").removeprefix("model.")
 
 
 class Memory:
-    """Keys and values of a layer of the block; those of a token that has stopped stay as its last turn left them.
+    """Keys and values of a layer of the block; once a token has stopped, its keys and values no longer change.
 
     Args:
-        stopped: bool [batch, length], changed in place as tokens stop.
+        stopped: bool [batch, length], updated in place when tokens stop.
     """
 
     def __init__(self, stopped: Tensor) -> None:
@@ -175,14 +175,14 @@ class Memory:
 
 
 def run(layers: nn.ModuleList, x: Tensor, positions: Tensor, memory: Sequence[Keep] | None = None) -> Tensor:
-    """Run layers one after the other on x [batch, length, hidden]."""
+    """Run layers in sequence on x [batch, length, hidden]."""
     for layer, keep in zip(layers, memory or [lambda *pair: pair] * len(layers)):
         x = layer(x, positions, keep)
     return x
 
 
 class Layer(nn.Module):
-    """Attention and MLP; with `norms="sandwich"` each has a norm before and after it (section 3.2)."""
+    """Attention and MLP; with `norms="sandwich"` there is a norm before and after each (section 3.2)."""
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Llama's: rotary positions, and as many heads of queries as `num_attention_heads` for fewer of keys and values."""
+    """Llama's attention: rotary positions and grouped key-value heads."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ def rotated(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
+    """Llama's MLP, a SwiGLU."""
 
     def __init__(self, width: int, inner_width: int) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class MLP(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Llama's, which computes in float32."""
+    """Llama's RMSNorm, which computes in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()

@@ -1,20 +1,21 @@
-"""Masked diffusion in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""Masked diffusion in one file: read this file first. It is a complete model with its loss, to train or to change.
 
     MDLM   Sahoo et al., 2024, "Simple and Effective Masked Diffusion Language Models", arXiv 2406.07524
     MD4    Shi et al., 2024, "Simplified and Generalized Masked Diffusion for Discrete Data", arXiv 2406.04329
     SEDD   Lou et al., 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution",
            arXiv 2310.16834, with absorption
 
-At a time t in (0, 1] each token is masked with probability p(t). The model reads what is left, in both directions, and
-predicts each masked token. The loss at one time is an unbiased estimate of a bound on the text's nats:
+At a time t in (0, 1] each token is masked with probability p(t). The model reads the remaining tokens in both
+directions and predicts each masked token. The loss at one time is an unbiased estimate of a bound on the nats of the
+text:
 
     -log P(x)  <=  E_t [ p'(t) / p(t)  sum over masked i of  l_i ]
 
 with l_i = -log softmax(f_i)[x_i] for MDLM and MD4. SEDD's q = exp(f) / v need not sum to one, and its l_i is
 -log q_i[x_i] + sum_y q_i[y] - 1. MDLM's model does not see t; MD4's and SEDD's do, by adaLN.
 
-Rows have no padding, and their first token is given. `model.py` computes the same for padded rows, scores texts and
-generates; tests compare outputs, losses and gradients. Both have the same `state_dict`.
+Rows have no padding, and their first token is never masked. `model.py` computes the same for padded rows, scores texts
+and generates; tests compare outputs, losses and gradients. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from torch import Tensor, nn
 from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
 
 WAVES = 256
-"""Sines and cosines of the time."""
+"""Number of sines and cosines that represent the time."""
 HIGHEST = 0.999
-"""Of SEDD's sigma = -log(1 - p), which is infinite at p = 1."""
+"""Largest mask probability in SEDD's sigma = -log(1 - p), which is infinite at p = 1."""
 
 
 class MaskedDiffusion(nn.Module):
-    """A bidirectional transformer that predicts masked tokens, and the loss of one of three papers."""
+    """A bidirectional transformer that predicts masked tokens, with the loss of one of three papers."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -55,8 +56,8 @@ class MaskedDiffusion(nn.Module):
 
         Args:
             input_ids: [batch, length].
-            masked: bool [batch, length]; what a masked token is has no effect.
-            p: [batch], the probability of a mask.
+            masked: bool [batch, length]; the ids of masked tokens have no effect.
+            p: [batch], the mask probability.
         """
         config, time = self.config, None
         if self.time is not None:
@@ -71,7 +72,7 @@ class MaskedDiffusion(nn.Module):
         return self.lm_head(x)
 
     def loss(self, input_ids: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return an estimate of the bound of rows [batch, length], in nats per token that is not given.
+        """Return an estimate of the bound of rows [batch, length] in nats per token, without each first token.
 
         The times of a batch are spread evenly over (0, 1], which lowers the estimate's variance (MDLM, appendix C).
         """
@@ -96,7 +97,7 @@ class MaskedDiffusion(nn.Module):
 
 
 def schedule(kind: str, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p(t) and p'(t) / p(t): p is t, or sin(pi t / 2)."""
+    """Return p(t) and p'(t) / p(t), where p(t) is t or sin(pi t / 2)."""
     if kind == "linear":
         return times, 1 / times
     angle = math.pi / 2 * times
@@ -126,7 +127,7 @@ class Block(nn.Module):
         return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
 
     def attend(self, x: Tensor) -> Tensor:
-        """Return what each position [batch, length, hidden] reads from all of them."""
+        """Return the output of attention among all positions [batch, length, hidden]."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k = rotated(q), rotated(k)
         weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
@@ -138,14 +139,14 @@ class Block(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """The time as waves, mapped twice (Peebles and Xie, 2023)."""
+    """The embedding of the time: sines and cosines, then two maps (Peebles and Xie, 2023)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.inner, self.out = nn.Linear(WAVES, size), nn.Linear(size, size)
 
     def forward(self, time: Tensor) -> Tensor:
-        """[batch] to [batch, size]."""
+        """Return the embedding [batch, size] of times [batch]."""
         half = WAVES // 2
         angles = time[:, None] * 10_000.0 ** (-torch.arange(half, device=time.device) / half)
         waves = torch.cat((angles.cos(), angles.sin()), dim=-1).to(self.inner.weight.dtype)
@@ -153,11 +154,11 @@ class TimeEmbedding(nn.Module):
 
 
 def modulation(size: int, outputs: int) -> nn.Linear:
-    """Return a map of the time that starts at zero, so that blocks add nothing at first (adaLN-zero)."""
-    made = nn.Linear(size, outputs)
-    nn.init.zeros_(made.weight)
-    nn.init.zeros_(made.bias)
-    return made
+    """Return a map of the time that starts at zero, so that blocks initially add nothing (adaLN-zero)."""
+    linear = nn.Linear(size, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 def rotated(x: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""Thought Gestalt in one file: read this file first. It is a whole model, with its losses, to train or to change.
+"""Thought Gestalt in one file: read this file first. It is a complete model with its losses, to train or to change.
 
 Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts", arXiv 2512.25026; sections are the
 paper's.
 
-A document is read one sentence at a time. Tokens attend to their own sentence and, by cross-attention, to a memory with
-one vector for each earlier sentence (section 2.2). A sentence writes its vector to the memory with its graph, so the
-next-token loss of later sentences trains it (Figure 1).
+The model reads a document one sentence at a time. Tokens attend to their own sentence and, by cross-attention, to a
+memory with one vector for each earlier sentence (section 2.2). The vector of a sentence enters the memory with its
+graph, so the next-token loss of later sentences trains it (Figure 1).
 
 As in section 2.1, every sentence is padded to the maximum. Every step runs all layers, and the memory's keys and values
 are computed again in each step. `model.py` computes the same, fast; tests compare outputs, losses and gradients, and
-`benchmarks/thought_gestalt.py` the speed. Both have the same `state_dict`.
+`benchmarks/thought_gestalt.py` compares speed. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from mentalese.families.thought_gestalt.config import HINGE_WEIGHT, ThoughtGesta
 
 @dataclass
 class Reading:
-    """Streams after all steps, sentence by sentence.
+    """The states of streams after all steps, sentence by sentence.
 
     Attributes:
         ids: [batch, sentences, tokens], padded to `max_sentence_tokens` + 3.
         hidden: [batch, sentences, tokens, hidden], the input of the head.
-        vectors: s_t [batch, hidden] of each step; none without a memory.
-        norms: the lengths [batch] of these vectors before they are normalised.
+        vectors: s_t [batch, hidden] of each step; empty without a memory.
+        norms: lengths [batch] of these vectors before normalisation.
     """
 
     ids: Tensor
@@ -42,7 +42,7 @@ class Reading:
 
 
 class ThoughtGestalt(nn.Module):
-    """A decoder of sentences `BOS w1..wn EOS` that reads the vectors of the sentences before (Figure 3)."""
+    """A decoder of sentences `BOS w1..wn EOS` that reads the vectors of earlier sentences (Figure 3)."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
@@ -64,25 +64,25 @@ class ThoughtGestalt(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return logits [batch, length, vocabulary] of streams [batch, length], whose padding may be anywhere."""
+        """Return logits [batch, length, vocabulary] of streams [batch, length] with padding at any place."""
         return self.lm_head(self.hidden_states(rows))
 
     def hidden_states(self, rows: Tensor) -> Tensor:
         """Return the final hidden states [batch, length, hidden] of streams [batch, length], zero at padding."""
         reading, pad = self.read(rows), self.config.pad_token_id
         hidden = reading.hidden.new_zeros(*rows.shape, self.config.hidden_size)
-        hidden[rows != pad] = reading.hidden[reading.ids != pad]  # both are in the order of the streams
+        hidden[rows != pad] = reading.hidden[reading.ids != pad]  # both sides keep the order of tokens
         return hidden
 
     def loss(
         self, rows: Tensor, eos_weight: float = 1.0, token_dropout: float = 0.0, sentence_dropout: float = 0.0
     ) -> Tensor:
-        """Return the mean loss of the tokens that follow another one of their sentence.
+        """Return the mean loss of all tokens except the first of each sentence.
 
         Args:
             rows: streams [batch, length].
-            eos_weight: the weight of ends of sentences (section 2.3).
-            token_dropout, sentence_dropout: the rates of appendix B.2, in training mode.
+            eos_weight: weight of ends of sentences (section 2.3).
+            token_dropout, sentence_dropout: rates of appendix B.2, used only in training mode.
         """
         config = self.config
         reading = self.read(rows, token_dropout, sentence_dropout)
@@ -90,7 +90,7 @@ class ThoughtGestalt(nn.Module):
         weights = torch.where(targets == config.sentence_end_token_id, eos_weight, 1.0) * real
         nll = F.cross_entropy(self.lm_head(reading.hidden[:, :, :-1][real]), targets[real], reduction="none")
         loss = (weights[real] * nll).sum()
-        of_sentence = weights.sum(-1) * (targets == config.sentence_end_token_id).any(-1)  # 0 if it has no end
+        of_sentence = weights.sum(-1) * (targets == config.sentence_end_token_id).any(-1)  # 0 without an end
         if config.memory != "none" and config.sentence_head == "normalized":  # the release's loss, not the paper's
             norms = torch.stack(reading.norms, dim=1)
             outside = F.relu(norms - 1.1) + F.relu(0.9 - norms)
@@ -103,7 +103,7 @@ class ThoughtGestalt(nn.Module):
         return loss / weights.sum()
 
     def read(self, rows: Tensor, token_dropout: float = 0.0, sentence_dropout: float = 0.0) -> Reading:
-        """Read streams [batch, length] sentence by sentence; a stream that has ended goes on with padding."""
+        """Read streams [batch, length] sentence by sentence; padding follows a stream that has ended."""
         config = self.config
         ids, window = self.sentences(rows), config.memory_gradient_window
         hidden: list[Tensor] = []
@@ -111,7 +111,7 @@ class ThoughtGestalt(nn.Module):
         norms: list[Tensor] = []
         for step in ids.unbind(1):
             memory = vectors[-config.memory_size :]  # the newest last, with an age of 1
-            if window is not None:  # Table 1: no gradients into older ones
+            if window is not None:  # Table 1: older vectors get no gradient
                 memory = [s if len(memory) - rank <= window else s.detach() for rank, s in enumerate(memory)]
             x = F.dropout(self.embedded(step, vectors, token_dropout), config.embedding_dropout, self.training)
             prefix = 0
@@ -129,7 +129,7 @@ class ThoughtGestalt(nn.Module):
         return Reading(ids, torch.stack(hidden, dim=1), vectors, norms)
 
     def sentences(self, rows: Tensor) -> Tensor:
-        """Return the tokens of each sentence, padded: [batch, sentences, max_sentence_tokens + 3] (section 2.1)."""
+        """Return the padded sentences, [batch, sentences, max_sentence_tokens + 3] (section 2.1)."""
         config = self.config
         count = int((rows == config.sentence_start_token_id).sum(1).max())
         ids = rows.new_full((len(rows), count, config.max_sentence_tokens + 3), config.pad_token_id)
@@ -141,7 +141,7 @@ class ThoughtGestalt(nn.Module):
         return ids
 
     def embedded(self, ids: Tensor, vectors: list[Tensor], token_dropout: float) -> Tensor:
-        """Return X^(0) [batch, tokens, hidden] of sentences [batch, tokens]: E[x] + P, and the seed in place of E[BOS].
+        """Return X^(0) [batch, tokens, hidden] of sentences [batch, tokens]: E[x] + P, the seed in place of E[BOS].
 
         The formula of section 2.2 replaces P at the start too; here it is added, as in the paper's text.
         """
@@ -150,7 +150,7 @@ class ThoughtGestalt(nn.Module):
             seed = vectors[-1].detach() if config.memory_gradient_window == 0 else vectors[-1]
             x = torch.cat((seed[:, None], x[:, 1:]), dim=1)
         x = x + self.position_embed.weight
-        if self.training and token_dropout:  # words as a whole (appendix B.2)
+        if self.training and token_dropout:  # whole embeddings, not channels (appendix B.2)
             dropped = torch.rand(ids.shape, device=x.device) < token_dropout
             for marker in (config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id):
                 dropped &= ids != marker
@@ -159,7 +159,7 @@ class ThoughtGestalt(nn.Module):
 
 
 class SentenceHead(nn.Module):
-    """s_t = W_sent h_EOS (section 2.2); the release's, `normalized`, norms h before and makes s_t unit length."""
+    """The map s_t = W_sent h_EOS (section 2.2); `normalized` (the release) norms h first and scales s_t to length 1."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class SentenceHead(nn.Module):
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, h: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-        """Return the vectors [batch, hidden] of states [batch, hidden], and their lengths [batch] before they are 1."""
+        """Return the vectors [batch, hidden] of states [batch, hidden], and their lengths [batch] before scaling."""
         h = F.layer_norm(h, h.shape[-1:], eps=self.eps) if self.normalized else h
         s = self.linear(F.dropout(h, dropout, self.training))
         norms = s.norm(dim=-1)
@@ -175,7 +175,7 @@ class SentenceHead(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention to the sentence, or to the memory (Figure 3), or to both (Table 1); then an MLP. Norms come first."""
+    """Pre-norm attention to the sentence, to the memory (Figure 3), or to both (Table 1), then an MLP."""
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class Block(nn.Module):
         self.mlp_norm, self.mlp = nn.LayerNorm(width, eps=eps), MLP(config)
 
     def forward(self, x: Tensor, memory: list[Tensor]) -> Tensor:
-        """Return the states [batch, tokens, hidden] after the block; the memory has the oldest vector first."""
+        """Return the states [batch, tokens, hidden] after the block; the oldest vector comes first in the memory."""
         if self.layout == "parallel":
             x = x + self.attend(x) + self.read(x, memory)
         elif self.layout == "cross_self":
@@ -209,7 +209,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention in the sentence."""
+    """Causal attention within the sentence."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class CrossAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """GPT-2's, or SwiGLU."""
+    """GPT-2's MLP, or SwiGLU."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class MLP(nn.Module):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, dropout: float, later: Tensor | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(d)) v, [batch, tokens, width], head by head; nothing `later` is seen."""
+    """Return softmax(q k^T / sqrt(d)) v, [batch, tokens, width], head by head; positions in `later` are masked."""
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if later is not None:
@@ -266,7 +266,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, dropout: float, later
 
 
 def memory_positions(count: int, config: ThoughtGestaltConfig, like: Tensor) -> Tensor:
-    """Return PE [count, hidden] by rank, 0 the oldest: sines and cosines in turns, of length 1 (the release)."""
+    """Return PE [count, hidden] by rank, 0 the oldest: alternating sines and cosines, of length 1 (the release)."""
     width = config.hidden_size
     frequencies = 10_000 ** (-torch.arange(0, width, 2, device=like.device) / width)
     angles = torch.arange(count, device=like.device)[:, None] * frequencies

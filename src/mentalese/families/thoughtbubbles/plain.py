@@ -1,4 +1,4 @@
-"""Thoughtbubbles in one file: read this file first. It is a whole model, with its loss, to train or to change.
+"""Thoughtbubbles in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space", arXiv 2510.00219; sections
 and equations are the paper's.
@@ -7,8 +7,8 @@ Each token enters as one residual stream. Before some blocks every stream may fo
 (section 2.3). A stream's cumulative score scales what it writes and how much attention it gets (section 2.4), so the
 loss of the next token trains the scores. At the end a token's streams make one prediction (section 2.5).
 
-One text at a time, without padding or cache. `model.py` computes the same, fast, for batches; tests compare outputs,
-gradients and steps of training. Both have the same `state_dict`.
+The model reads one text at a time, without padding or cache. `model.py` computes the same, fast, for batches; tests
+compare outputs, gradients and steps of training. Both have the same `state_dict`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from torch import Tensor, nn
 
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 
-LOWEST = -20.0  # log-probability of a decision
-UNKNOWN = 1.0  # a threshold before training, which no log-probability reaches
+LOWEST = -20.0  # smallest log-probability of a decision
+UNKNOWN = 1.0  # threshold before training, which no log-probability reaches
 
 
 @dataclass
 class Streams:
-    """The residual streams of a text, in order: the forks of a token stand left of its own stream (section 2.2).
+    """The residual streams of a text, in order: the forks of a token come before its own stream (section 2.2).
 
     Attributes:
         x: [streams, hidden].
         scores: [streams], log p_cum.
-        token: [streams], the token that a stream belongs to.
-        own: bool [streams], the stream that a token entered as.
+        token: [streams], the token of each stream.
+        own: bool [streams], True for the original stream of a token.
     """
 
     x: Tensor
@@ -43,10 +43,12 @@ class Streams:
     own: Tensor
 
     def positions(self, rotation: str) -> Tensor:
-        """Return k - p/q [streams] for fork p of token k, whose own stream has p = 0 (Eq. 13); k counts from 1.
+        """Return the positions [streams]: k - p/q for fork p of token k, with p = 0 for its own stream (Eq. 13).
+
+        Tokens k count from 1.
 
         Args:
-            rotation: the meaning of q, a token's `streams` or its `forks`, which are one less.
+            rotation: the meaning of q, the number of a token's `streams` or of its `forks`, which is one less.
         """
         same = self.token[:, None] == self.token
         p, q = same.triu(1).sum(1), same.sum(1) - int(rotation == "forks")
@@ -67,25 +69,25 @@ class Thoughtbubbles(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed.weight
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:  # as in GPT-2: what is added to a stream starts smaller the deeper the model
+            if parameter.ndim == 2:  # as in GPT-2: maps that write to a stream start smaller in deeper models
                 depth = math.sqrt(2 * config.num_hidden_layers) if name.endswith(".out.weight") else 1
                 nn.init.normal_(parameter, std=config.initializer_range / depth)
             elif name.endswith(".bias"):
                 nn.init.constant_(parameter, 0.0)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return the log-probabilities [length, vocabulary] that each token of a text [length] predicts."""
+        """Return the log-probabilities [length, vocabulary] of the token after each token of a text [length]."""
         return self.predict(self.read(text, self.config.selection))
 
     def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean cross-entropy of all tokens but the first of each row [batch, length] (section 2.1)."""
+        """Return the mean cross-entropy of all tokens except the first of each row [batch, length] (section 2.1)."""
         if self.training and self.config.selection == "causal":
             self.find_first_thresholds()
         return torch.stack([F.nll_loss(self(row)[:-1], row[1:]) for row in rows]).mean()
 
     def read(self, text: Tensor, selection: str) -> Streams:
         """Return the streams of a text [length] after all blocks."""
-        copies, length = self.config.copies, len(text)  # more than one: the baselines of section 3.3
+        copies, length = self.config.copies, len(text)  # more than 1 in the baselines of section 3.3
         streams = Streams(
             x=self.embed(text).repeat_interleave(copies, dim=0),
             scores=torch.zeros(copies * length, device=text.device),  # p_cum = 1
@@ -99,7 +101,7 @@ class Thoughtbubbles(nn.Module):
         return streams
 
     def predict(self, streams: Streams) -> Tensor:
-        """Return the log-probabilities [length, vocabulary] of Eq. 11, or of one of three other read-outs."""
+        """Return the log-probabilities [length, vocabulary] by Eq. 11 (`mixture`) or one of three other read-outs."""
         readout = self.config.readout if self.config.fork_layers else "rightmost"
         of_token = [streams.token == token for token in range(int(streams.own.sum()))]
         if readout == "mixture":
@@ -122,7 +124,7 @@ class Thoughtbubbles(nn.Module):
 
     @torch.no_grad()
     def find_first_thresholds(self) -> None:
-        """Estimate thresholds before the first step, on random tokens: a batch's own would know its later tokens."""
+        """Estimate thresholds before the first step from random tokens, as a batch would reveal its later tokens."""
         config = self.config
         if not any(bool(decision.threshold == UNKNOWN) for decision in self.fork_decisions.values()):
             return
@@ -133,7 +135,7 @@ class Thoughtbubbles(nn.Module):
 
 
 class ForkDecision(nn.Module):
-    """A forking layer (section 2.3); with the causal selection each has a threshold (ours)."""
+    """A forking layer (section 2.3), with a threshold for the causal selection (ours)."""
 
     threshold: Tensor
 
@@ -147,7 +149,7 @@ class ForkDecision(nn.Module):
         self.lowest: list[Tensor] = []
 
     def forward(self, streams: Streams, length: int, selection: str) -> Streams:
-        """Return the streams after the fork: of each stream its fork and itself, those that are selected."""
+        """Return the streams after the fork: the selected ones of all streams and their forks."""
         decisions = F.logsigmoid(self.decide(self.norm(streams.x))).clamp(min=LOWEST)  # Eq. 1: fork, keep
         candidates = Streams(
             x=torch.stack((streams.x + self.embedding, streams.x), dim=1).flatten(0, 1),
@@ -160,36 +162,38 @@ class ForkDecision(nn.Module):
         if self.training:
             everything = merit.new_tensor(-math.inf)
             self.lowest.append(merit.sort(descending=True).values[kappa - 1] if kappa < len(merit) else everything)
-        kept = best(merit, kappa) if selection == "block" else self.select_causal(candidates, merit, length)
-        return Streams(candidates.x[kept], candidates.scores[kept], candidates.token[kept], candidates.own[kept])
+        selected = best(merit, kappa) if selection == "block" else self.select_causal(candidates, merit, length)
+        return Streams(
+            candidates.x[selected], candidates.scores[selected], candidates.token[selected], candidates.own[selected]
+        )
 
     def select_causal(self, candidates: Streams, merit: Tensor, length: int) -> Tensor:
-        """Return the candidates that reach the threshold, while the tokens so far are within their budget (ours)."""
-        kept: list[Tensor] = []
+        """Return indices of candidates that reach the threshold, within the budget of the tokens so far (ours)."""
+        selected: list[Tensor] = []
         for token in range(length):
             good = ((candidates.token == token) & (candidates.own | (merit >= self.threshold))).nonzero()[:, 0]
             room = int(self.config.most_streams(torch.tensor(token + 1)))
-            kept.append(good[best(merit[good], room - sum(map(len, kept)))])
-        return torch.cat(kept)
+            selected.append(good[best(merit[good], room - sum(map(len, selected)))])
+        return torch.cat(selected)
 
     @torch.no_grad()
     def move_threshold(self, share: float) -> None:
-        """Move a share of the way to the mean of the lowest scores that a top-k would have kept since the last call."""
+        """Move the threshold towards the mean, since the last call, of the lowest scores in the top-k."""
         if not self.lowest:
             return
         lowest, self.lowest = torch.stack(self.lowest).clamp(max=0.0), []
-        found = lowest[lowest > -math.inf].mean() if lowest.isfinite().any() else lowest[0]
-        moved = self.threshold.lerp(found, share)
-        self.threshold.copy_(moved if moved.isfinite() and self.threshold != UNKNOWN else found)
+        target = lowest[lowest > -math.inf].mean() if lowest.isfinite().any() else lowest[0]
+        moved = self.threshold.lerp(target, share)
+        self.threshold.copy_(moved if moved.isfinite() and self.threshold != UNKNOWN else target)
 
 
 def best(merit: Tensor, count: int) -> Tensor:
-    """Return the places of the best `count` of merit [n], in order; the earlier one among equals."""
+    """Return the sorted indices of the `count` largest values of merit [n]; the earlier one among equals."""
     return merit.argsort(descending=True, stable=True)[:count].sort().values
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP, whose writes are attenuated by the scores (Eq. 9 and 10)."""
+    """Pre-norm attention and MLP, with outputs multiplied by the scores (Eq. 9 and 10)."""
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
@@ -204,7 +208,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention in which a stream counts as much as its score (Eq. 8), with partial rotations (section D)."""
+    """Attention weighted by the scores of streams (Eq. 8), with fractional rotary positions (section D)."""
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
@@ -219,7 +223,7 @@ class Attention(nn.Module):
         if config.fork_layers and config.score_scale == "model":
             scale = config.hidden_size  # as printed
         if config.fork_layers and config.score_scale == "overwrite":
-            q, k = q[..., :-1], k[..., :-1]  # log P stands in the last channel
+            q, k = q[..., :-1], k[..., :-1]  # the release puts log P in the last channel
         logits = (q @ k.transpose(-1, -2) + scores) / math.sqrt(scale)
         later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         weights = logits.masked_fill(later, -math.inf).softmax(-1)
@@ -235,7 +239,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """GPT-2's."""
+    """GPT-2's MLP."""
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
