@@ -1,4 +1,4 @@
-"""What the families are compared with: transformers' GPT-2, GPT-NeoX and Llama, and GPT-2 with a gist mask."""
+"""Baselines of the families: transformers' GPT-2, GPT-NeoX and Llama, and GPT-2 with a gist mask."""
 
 from mentalese.registry import Family
 

@@ -1,8 +1,8 @@
 """GPT-2 with a gist mask (Thought Gestalt's section 3.3 and Table 5, after Mu et al., 2023).
 
 The text is one stream with its sentences between markers, `BOS w1..wn EOS BOS ..`. A token attends to the tokens of its
-own sentence, and of earlier sentences to their EOS alone. What is left out is keys: an EOS reads its whole sentence,
-and everything after the sentence reads nothing of it but that EOS. All else is transformers' GPT-2.
+own sentence, and of earlier sentences only to their EOS. The mask hides keys: an EOS reads its whole sentence,
+and later tokens read only that EOS. Everything else is transformers' GPT-2.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGene
 
 
 def gist_mask(ends: Tensor, attention_mask: Tensor | None, queries: int) -> Tensor:
-    """Which of L tokens the last `queries` of them attend to.
+    """Return a mask of the L tokens that the last `queries` tokens attend to.
 
     Args:
         ends: bool [batch, L], the tokens that end a sentence.
         attention_mask: [batch, L], 0 at padding.
 
     Returns:
-        bool [batch, 1, queries, L]. Every token attends to itself, padding too, so that no row is empty.
+        bool [batch, 1, queries, L]. Every token, including padding, attends to itself, so that no row is empty.
     """
     sentence = ends.cumsum(1) - ends.long()
     position = torch.arange(ends.shape[1], device=ends.device)
@@ -41,7 +41,7 @@ def gist_mask(ends: Tensor, attention_mask: Tensor | None, queries: int) -> Tens
 
 
 class GPT2GistModel(GPT2Model):
-    """GPT-2's blocks under the gist mask; its cache also keeps which of the tokens read are ends of sentences."""
+    """GPT-2's blocks under the gist mask; the cache also records which tokens end sentences."""
 
     config_class = GPT2GistConfig
 
@@ -54,10 +54,10 @@ class GPT2GistModel(GPT2Model):
         cache: ThoughtCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As `GPT2Model.forward`.
+        """Run as `GPT2Model.forward` does.
 
         Raises:
-            InputError: no `input_ids` (embeddings do not tell where sentences end), or a cache of another kind.
+            InputError: no `input_ids` (embeddings do not show where sentences end), or a cache of another kind.
         """
         if input_ids is None:
             raise InputError("input_ids is None: the gist mask follows the ends of sentences, use token ids")
@@ -105,7 +105,7 @@ class GPT2GistLMHeadModel(OpensAnywhere, OwnCacheGenerationMixin, GPT2LMHeadMode
         cache: ThoughtCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As `GPT2LMHeadModel.forward`; the cache answers to both of its names."""
+        """Run as `GPT2LMHeadModel.forward` does; the cache may have either of its two names."""
         output = super().forward(
             input_ids,
             attention_mask=attention_mask,

@@ -22,12 +22,12 @@ GPT2_TOKENS = "hub:openai-community/gpt2"
 
 
 def initial_weights(width: int) -> float:
-    """Their standard deviation for a width: 0.02, the usual one, fits 768 channels and is too small for few."""
+    """Return their standard deviation for a width; the usual 0.02 fits 768 channels and is too small for fewer."""
     return round(0.02 * (768 / width) ** 0.5, 3)
 
 
 def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> dict[str, Any]:
-    """GPT-2 (Radford et al., 2019): learned positions, pre-norm, biases, GELU, tied embeddings.
+    """Return GPT-2 (Radford et al., 2019): learned positions, pre-norm, biases, GELU, tied embeddings.
 
     `gelu_pytorch_tanh` is GPT-2's own approximation of GELU as one fused operation; the config's default spells it out
     in eight and costs a quarter of a training step on a CPU.
@@ -38,7 +38,7 @@ def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> di
 
 
 def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> dict[str, Any]:
-    """GPT-2 with rotary positions (Su et al., 2021) in place of the position table.
+    """Return GPT-2 with rotary positions (Su et al., 2021) in place of the position table.
 
     The class is transformers' GPT-NeoX: serial instead of parallel residuals, rotary over the whole head and tied
     embeddings make it GPT-2 but for the positions (and the exact GELU instead of its tanh approximation).
@@ -51,7 +51,7 @@ def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) 
 
 
 def neox(width: int, heads: int, *, layers: int, context: int = 2048) -> dict[str, Any]:
-    """GPT-NeoX as in Pythia (Biderman et al., 2023): parallel residuals, rotary over a quarter of the head, untied."""
+    """Return GPT-NeoX as Pythia has it (Biderman et al., 2023): parallel residuals, partial rotary (1/4), untied."""
     return {
         "model_type": "gpt_neox",
         "hidden_size": width,
@@ -68,7 +68,7 @@ def neox(width: int, heads: int, *, layers: int, context: int = 2048) -> dict[st
 def llama(
     width: int, heads: int, *, layers: int, mlp: int, key_value_heads: int, tied: bool, context: int, theta: float
 ) -> dict[str, Any]:
-    """Llama (Touvron et al., 2023): RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases."""
+    """Return Llama (Touvron et al., 2023): RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases."""
     return {
         "model_type": "llama",
         "hidden_size": width,
@@ -84,7 +84,7 @@ def llama(
 
 
 def tiny() -> Recipe:
-    """The baseline of `tiny` recipes: as deep as the papers' models, narrow, under half a minute on two CPU cores."""
+    """Return the baseline of `tiny` recipes: as deep as the papers' models, narrow, half a minute on two CPU cores."""
     return Recipe(
         name="gpt2/tiny",
         description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
@@ -97,7 +97,7 @@ def tiny() -> Recipe:
 
 
 def small(name: str, model: dict[str, Any], description: str) -> Recipe:
-    """Sized for about an hour on one GPU."""
+    """Return a baseline for about an hour on one GPU."""
     return Recipe(
         name=name,
         description=f"{description}, 500M tokens of WikiText-103",
@@ -110,9 +110,10 @@ def small(name: str, model: dict[str, Any], description: str) -> Recipe:
 
 
 def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
-    """GPT-2 as the paper of Thought Gestalt trains it beside its own model (table 2, figure 2).
+    """Return GPT-2 as Thought Gestalt's paper trains it for comparison (table 2, figure 2).
 
-    The paper does not state its dropout. It is that of the twin: 0.2 in attention (B.2), 0.1 elsewhere (the release).
+    The paper does not state its dropout. It equals the twin's dropout: 0.2 in attention (B.2), 0.1 elsewhere (the
+    release).
     """
     return Recipe(
         name=f"gpt2/table2-{suffix}",
@@ -142,7 +143,7 @@ def by_size(name: str, model: dict[str, Any], description: str, learning_rate: f
 def published(
     name: str, model: dict[str, Any], description: str, learning_rate: float, *, tokenizer: str, context: int = 1024
 ) -> Recipe:
-    """A published architecture at its published size: 10B tokens in batches of half a million (Brown et al., 2020)."""
+    """Return a published model trained on 10B tokens in batches of half a million (Brown et al., 2020)."""
     return Recipe(
         name=name,
         description=f"{description}, 10B tokens of FineWeb-Edu",
@@ -182,7 +183,7 @@ def openstax(size: str) -> Recipe:
 def with_markers(
     recipe: Recipe, name: str, description: str, *, gist: bool = False, paper: str | None = None
 ) -> Recipe:
-    """The GPT-2 recipe on the stream of sentences between markers (Table 3), and under the gist mask (Table 5)."""
+    """Return GPT-2 on sentences between markers (Table 3), and the same under the gist mask (Table 5)."""
     return dataclasses.replace(
         recipe,
         name=name,

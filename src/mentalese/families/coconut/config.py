@@ -83,5 +83,5 @@ class CoconutConfig(LatentsConfig):
 
 
 def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """Return the `model` of a recipe whose backbone is this decoder."""
+    """Return the `model` section of a recipe whose backbone is this decoder."""
     return {"model_type": "coconut", "backbone": backbone} | fields

@@ -1,4 +1,4 @@
-"""Figures of Coconut and AGCLR: what passes keep of the question, what the gates do, and what thoughts are close to.
+"""Figures of Coconut and AGCLR: memory of the question, gates, and the tokens nearest to thoughts.
 
 Passes are counted as latents are, from 1 to K. Pass t has
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from mentalese.models.saved import Saved
     from mentalese.suite.tasks.reachability import Reachability
 
-DOCUMENTS = 100  # first questions of the split, whose thoughts are shown (appendix B.2)
-ANSWERED = 500  # questions that are answered
+DOCUMENTS = 100  # first questions of the split for figures of thoughts (appendix B.2)
+ANSWERED = 500  # questions to answer
 NEAREST = 5  # tokens
-CASES = 3  # drawn, as in Figure 4; the numbers contain all
+CASES = 3  # cases in the picture, as in Figure 4; the numbers contain all
 WIDTH = 80  # characters of a line
 SHOWN = 12  # tokens of an answer in a row
 FEEDBACK = ("coconut", "agclr")  # modes whose latents are hidden states
@@ -61,7 +61,7 @@ COSINE = "cosine with the token's embedding"
 
 
 def _load(path: str, source: str | None, documents: int | None) -> Saved:
-    """Return a model with the first `documents` questions of `source`, or of its own text."""
+    """Return a model with the first `documents` questions of `source`, or of the text that it was trained on."""
     from mentalese.models.saved import load
 
     saved = load(path).on(source).scored_by(max_documents=documents)
@@ -71,7 +71,7 @@ def _load(path: str, source: str | None, documents: int | None) -> Saved:
 
 
 def _open(path: str, modes: Sequence[str] = FEEDBACK, source: str | None = None, documents: int | None = None) -> Saved:
-    """Return a model of one of the modes that was last trained with latents, with its questions."""
+    """Return a model of one of these modes with its questions; its last stage must have latents."""
     saved = _load(path, source, documents)
     config = saved.model.config
     if config.model_type != "coconut":
@@ -88,7 +88,7 @@ def _open(path: str, modes: Sequence[str] = FEEDBACK, source: str | None = None,
 
 
 def _latents(saved: Saved) -> int:
-    """Return K, at the last stage of training."""
+    """Return K, the number of latents in the last stage of training."""
     return saved.layout.asked().get("latents") or 0
 
 
@@ -98,7 +98,7 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
 
 
 def _split(saved: Saved, name: str, latents: int | None = None) -> Split:
-    """Return a split whose questions, with this number of latents, fit into the model's context."""
+    """Return a split of questions that fit into the model's context with this number of latents."""
     from mentalese.evaluation.questions import check_room
 
     split = saved.split(name)
@@ -125,7 +125,7 @@ def _think(saved: Saved, rows: dict[str, Any]) -> Thoughts:
 
 
 def _thinking(saved: Saved, split: Split, label: str) -> Iterator[tuple[list[int], Thoughts]]:
-    """Yield numbers of questions in the split, and the latents that the model reads after them, batch by batch."""
+    """Yield, batch by batch, indices of questions in the split and the latents after these questions."""
     from mentalese.data.evaluation import question_batches
     from mentalese.screen import progress
 
@@ -151,7 +151,7 @@ def _similarity(saved: Saved, vectors: Sequence[Tensor]) -> Tensor:
 
 
 def _passes(title: str, label: str = "pass") -> tuple[Any, Any]:
-    """Return a picture and its one panel, with passes from left to right."""
+    """Return a picture with a single panel, with passes from left to right."""
     from matplotlib.ticker import MaxNLocator
 
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
@@ -169,7 +169,7 @@ def _range(values: Sequence[np.ndarray]) -> dict[str, float]:
 
 
 def _heat_map(panel: Any, values: np.ndarray, texts: Sequence[Sequence[str]], scale: dict[str, float]) -> Any:
-    """Draw values [rows, columns], the first row on top, with a text in each."""
+    """Draw values [rows, columns] with a text in each cell; the first row is on top."""
     image = panel.pcolormesh(values, cmap="Blues", edgecolors="white", linewidth=1, **scale)
     span = scale["vmax"] - scale["vmin"] or 1.0
     for (row, column), value in np.ndenumerate(values):
@@ -191,7 +191,7 @@ def _ticks(panel: Any, columns: Sequence[str], rows: Sequence[str], **style: Any
 
 
 def _short(text: str, width: int = WIDTH) -> str:
-    """Return the end of a text: the question follows what it is about."""
+    """Return the end of a text, where the question itself stands."""
     return text if len(text) <= width else f"… {text[2 - width :]}"
 
 
@@ -201,7 +201,7 @@ def _short(text: str, width: int = WIDTH) -> str:
 def retention(paths: list[str], *, source: str | None = None, documents: int = DOCUMENTS) -> tuple[Any, dict[str, Any]]:
     """Draw how close each pass stays to the first one: cosine of h_1 and h_t, and for AGCLR also of h'_1 and h'_t.
 
-    The paper does not say which states it compares; both models have h. In Coconut h' is the same.
+    The paper does not state which states it compares; both models have h. In Coconut h' is the same.
     """
     import torch
     from torch.nn.functional import cosine_similarity
@@ -320,7 +320,7 @@ def _draw_nearest(numbers: dict[str, Any]) -> Any:
 
 
 def contrast(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> tuple[Any, dict[str, Any]]:
-    """Draw questions that the first model, AGCLR, answers right and the second one wrong, and what was in its memory.
+    """Draw questions that only the first model, AGCLR, answers correctly, and what its memory contained.
 
     For each token of the answer and each pass: the cosine of the concept stream with the token's embedding, and the
     token's rank by it among all tokens (1: the nearest). The model does not read the answer, and no case is selected
@@ -351,9 +351,9 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
             f"{names[0]} answers none of {len(answers)} questions right that {names[1]} answers wrong "
             f"(both right {counts['both']}, neither {counts['neither']}): use other models or more documents"
         )
-    for asked, thoughts in _thinking(agclr, split, names[0]):
+    for indices, thoughts in _thinking(agclr, split, names[0]):
         similarity = _similarity(agclr, thoughts.concepts)  # [K, B, v]
-        for row, document in enumerate(asked):
+        for row, document in enumerate(indices):
             if document in cases:
                 cases[document] |= _stored(agclr, split, document, similarity[:, row])
     numbers = {
@@ -374,7 +374,7 @@ def _question(saved: Saved, split: Split, document: int) -> str:
 
 
 def _stored(saved: Saved, split: Split, document: int, similarity: Tensor) -> dict[str, Any]:
-    """Return a question and its answer's tokens with the similarity and rank of each, of similarities [K, v]."""
+    """Return a question and, for each token of its answer, similarity and rank among similarities [K, v]."""
     answer = split.segment(split.document_segments[document + 1] - 1).tolist()
     markers = set(saved.layout.special_ids(saved.tokenizer).values())
     ids = [i for i in dict.fromkeys(answer) if i not in markers and str(saved.tokenizer.decode([i])).strip(" #")]
@@ -388,7 +388,7 @@ def _stored(saved: Saved, split: Split, document: int, similarity: Tensor) -> di
 
 
 def _draw_cases(numbers: dict[str, Any]) -> Any:
-    """Draw the first few, one below the other: passes from top to bottom, the answer's tokens from left to right."""
+    """Draw the first few cases: passes from top to bottom, the answer's tokens from left to right."""
     cases, passes, labels = numbers["cases"][:CASES], numbers["latents"], numbers["labels"]
     similarities = [np.array(case["similarity"])[:, :SHOWN] for case in cases]
     width = max(part.shape[1] for part in similarities)
@@ -419,8 +419,8 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     """Draw whether latent t contains the nodes that breadth-first search reaches in step t.
 
     For each latent and each distance from the root: the chance that its input is closer (by cosine) to the
-    name of a node at this distance than to that of another node of the same graph, averaged over questions. 50% is no
-    information. In breadth-first search, the nodes at distance t stand out in latent t (Zhu et al., "Reasoning by
+    name of a node at this distance than to the name of another node of the same graph, averaged over questions. 50% is
+    no information. In breadth-first search, the nodes at distance t stand out in latent t (Zhu et al., "Reasoning by
     Superposition", arXiv 2505.12514, see them there). A name is the mean of its tokens' embeddings. Where a fact is one
     word (`facts=words`), the facts into a node are its names, and their mean is compared; people have none.
     """
@@ -435,9 +435,9 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
         ids = [saved.tokenizer.encode(f" {name}", add_special_tokens=False) for name in names]
         return torch.stack([embeddings[of_name].mean(0) for of_name in ids]).mean(0)
 
-    for asked, thoughts in _thinking(saved, split, label):
+    for indices, thoughts in _thinking(saved, split, label):
         latents = torch.stack(thoughts.latents, dim=1).float().cpu()  # [B, K, d]
-        for row, document in enumerate(asked):
+        for row, document in enumerate(indices):
             graph = graphs[_question(saved, split, document)]
             nodes = [(d, names) for node, d in enumerate(graph.distances()) if (names := task.names(graph, node))]
             vectors = torch.stack([vector(names) for _, names in nodes])
@@ -460,10 +460,10 @@ def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
     from mentalese.suite.tasks.reachability import Reachability
 
     spec = source.removeprefix("builtin:")
-    made = task(spec) if spec.partition(":")[0] == Reachability.name else None
-    if not isinstance(made, Reachability):
+    graphs = task(spec) if spec.partition(":")[0] == Reachability.name else None
+    if not isinstance(graphs, Reachability):
         raise InputError(f"the figure coconut/frontier needs graphs, and {source} has none: use builtin:reachability")
-    return made, {one.question: one for one in islice(made.questions("validation"), made.size("validation"))}
+    return graphs, {one.question: one for one in islice(graphs.questions("validation"), graphs.size("validation"))}
 
 
 def _draw_frontier(numbers: dict[str, Any]) -> Any:
@@ -485,7 +485,7 @@ def _draw_frontier(numbers: dict[str, Any]) -> Any:
 
 
 def latents(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> tuple[Any, dict[str, Any]]:
-    """Draw greedy accuracy with 0 to 2K latents, where K is the number of the last stage; learned pauses count."""
+    """Draw greedy accuracy with 0 to 2K latents, where K is the number in the last stage; learned pauses count."""
     from mentalese.evaluation.statistics import bootstrap_questions
 
     models = [_open(path, (*FEEDBACK, "pause"), source, documents) for path in paths]

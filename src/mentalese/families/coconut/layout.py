@@ -1,4 +1,4 @@
-"""Columns of a batch's tokens in the passes of Coconut, see `model`.
+"""The columns of a batch's tokens in the passes of Coconut; see `model`.
 
 Letters in shapes: B rows of L tokens, P columns of questions, N of latents and R of the rest.
 """
@@ -15,13 +15,13 @@ from mentalese.errors import InputError
 
 @dataclass
 class Layout:
-    """The places of a batch's tokens in the columns that the passes read.
+    """The places of a batch's tokens in the columns of the passes.
 
     Attributes:
         source: [B, P + N + R], the column of the batch that each place holds; 0 at padding.
         real: bool [B, P + N + R], places that hold a token.
         place: [B, L], the place of each token; 0 at padding.
-        thinks: bool [B, N], whether the row has a latent in that column.
+        thinks: bool [B, N], columns in which a row has a latent.
         first: bool [B], rows whose latents follow no token of this call.
         prompt: P.
     """
@@ -39,16 +39,16 @@ class Layout:
 
 
 def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, together: bool = False) -> Layout:
-    """Return the layout of a batch by its latents and its tokens, both bool [B, L]; a GPU is waited for once.
+    """Return the layout of a batch from its latents and tokens, both bool [B, L]; waits for a GPU once.
 
-    A row without latents is cut where the longest question ends; without any in the batch all tokens are rest.
+    A row without latents is split where the longest question ends; in a batch without latents all tokens are rest.
 
     Args:
         continued: the tokens follow those of an earlier call.
-        together: N is the largest of all ranks, which under FSDP run equally many passes.
+        together: N is the maximum over ranks, because under FSDP all ranks run equally many passes.
 
     Raises:
-        InputError: latents before any token, or latents of a row that do not stand side by side.
+        InputError: latents before any token, or latents of a row that are not contiguous.
     """
     length = real.shape[1]
     rank, tokens, latents = real.cumsum(1) - 1, real.sum(1), is_latent.sum(1)
@@ -83,7 +83,7 @@ def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, togethe
 
 
 def in_order(real: Tensor, thinks: Tensor) -> Layout:
-    """Return a layout of tokens in their own columns, of which all or none may be latents; no GPU is waited for.
+    """Return a layout that keeps columns, for tokens of which all or none are latents; does not wait for a GPU.
 
     Args:
         real: bool [B, L].

@@ -1,17 +1,20 @@
-"""Coconut (Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space") and AGCLR ("Why Limit
-the Residual Stream to Layers and Not Tokens? Persistent Memory for Continuous Latent Reasoning").
+"""Coconut and AGCLR: continuous thoughts on any Hugging Face decoder.
+
+Coconut: Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space". AGCLR: "Why Limit the
+Residual Stream to Layers and Not Tokens? Persistent Memory for Continuous Latent Reasoning".
 
 A latent position reads no token but the last hidden state at the position before it, so that a model reasons without
-words: one pass over the question, one for each latent, one over the rest, every pass on the keys and values of those
-before it. AGCLR keeps a memory beside that, the concept stream: gates decide what of it a latent reads, what of the
-hidden state is forgotten, and what is written back. Equations are those of AGCLR's paper.
+words: one pass over the question, one for each latent, one over the rest. Every pass uses the keys and values of
+    earlier
+passes. AGCLR adds a memory, the concept stream: gates decide which part of it a latent reads, which part of the hidden
+state is forgotten, and what is written back. Equations are from AGCLR's paper.
 
-Rows of a batch may differ in the length of the question and in the number of latents. They are laid out again,
+Rows of a batch may differ in the length of the question and in the number of latents. They are rearranged as
 
     [ padding | question ] [ latents | masked ] [ rest | padding ]
       P columns              N columns            R columns
 
-so that pass p is one column for all rows. Letters in shapes: B rows of L tokens, d hidden size.
+so that a latent pass is one column for all rows. Letters in shapes: B rows of L tokens, d hidden size.
 """
 
 from __future__ import annotations
@@ -42,12 +45,13 @@ from mentalese.models.wrapped import WrappedDecoder
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
 
-NEAREST = 5  # tokens of a trace that stand beside a latent
+NEAREST = 5  # tokens per latent in a trace
 
 
 class Gate(nn.Linear):
-    """W h + b of a gate, W = 0 at the start (appendix A.3), without the sigmoid: tools that adapt or quantise linear
-    maps replace the module.
+    """The linear map W h + b of a gate, without the sigmoid; W starts at zero (appendix A.3).
+
+    It is a module of its own so that tools that adapt or quantise linear maps can replace it.
     """
 
     def __init__(self, width: int, bias_init: float) -> None:
@@ -66,7 +70,7 @@ class ConceptStream(nn.Module):
         self.write_passes = config.write_passes
 
     def forward(self, hidden: Tensor, memory: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return h'_t and c_t [B, d] of one latent, and the values [B, d] of the gates by name.
+        """Return h'_t and c_t [B, d] of one latent, and the gate values [B, d] by name.
 
         Args:
             hidden: [B, d], h_t.
@@ -87,14 +91,14 @@ class ConceptStream(nn.Module):
 
 @dataclass
 class Thoughts:
-    """The latents of a batch, in lists of one entry per pass.
+    """The latents of a batch, as lists with one entry per pass.
 
     Attributes:
         is_latent: bool [B, L], their positions.
         states: h_t, [B, d].
         latents: h'_t, [B, d].
         concepts: c_t, [B, d]; empty without a concept stream.
-        gates: the values [B, d] of the gates by name.
+        gates: the gate values [B, d] by name.
     """
 
     is_latent: Tensor
@@ -116,11 +120,11 @@ Pieces = list[tuple[Tensor, Tensor]]
 
 
 class Passes:
-    """The backbone over the columns of a call, pass by pass, each on the keys and values of those before it.
+    """The passes of the backbone over the columns of a call; each uses the keys and values of earlier passes.
 
     Args:
         body: the backbone without its head.
-        mask: bool [B, columns], the columns that hold tokens, those of earlier calls first.
+        mask: bool [B, columns], the columns with tokens; columns of earlier calls come first.
         keys: keys and values of earlier calls, to which passes add; `None` for a single pass.
         keep_levels: also keep the hidden states of all layers, as `levels`.
         checkpoint: calls a function with arguments and again in the backward pass; `None` keeps all activations.
@@ -171,14 +175,14 @@ class Passes:
         )
 
     def _read_again(self, inputs: Tensor, earlier: tuple[Pieces, ...]) -> tuple[Any, Pieces]:
-        """Return the output of a pass, and its own keys and values; nothing is changed, so that it can run twice."""
+        """Return the output of a pass with its keys and values; it has no side effects, so that it can run twice."""
         keys: Any = DynamicCache()
         for layer, pieces in enumerate(zip(*earlier)):
             keys.update(*(torch.cat(piece, dim=2) for piece in zip(*pieces)), layer)
         start = keys.get_seq_length()
         output = self._read(inputs, keys)
-        held = ((layer.keys[:, :, start:], layer.values[:, :, start:]) for layer in keys.layers)
-        return output, [(layer_keys.contiguous(), layer_values.contiguous()) for layer_keys, layer_values in held]
+        new_keys = ((layer.keys[:, :, start:], layer.values[:, :, start:]) for layer in keys.layers)
+        return output, [(layer_keys.contiguous(), layer_values.contiguous()) for layer_keys, layer_values in new_keys]
 
 
 class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
@@ -221,7 +225,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             init.constant_(module.bias, module.bias_init)
 
     def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
-        """See `LatentThoughtModel`: whole passes run again, as transformers' layers would drop earlier passes' keys."""
+        """See `LatentThoughtModel`: whole passes run again, as layers would drop the keys of earlier passes."""
         super().set_checkpointing(enable, run, every_n_layers)
         self._checkpoint = run if enable else None
         modules: list[Any] = [*self.backbone.modules()]
@@ -231,7 +235,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
 
     @property
     def limits(self) -> Limits:
-        """See `LatentThoughtModel`; only masks of pairs tell columns of a static cache without keys from others."""
+        """See `LatentThoughtModel`; only masks of pairs can exclude the unused columns of a static cache."""
         config = self.backbone.config
         no_pairs = f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
         return Limits(
@@ -255,11 +259,11 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         """Return final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
-            trace: has no effect: the latents are always returned.
-            output_hidden_states: also return those of every layer; the first are its inputs, tokens and latents.
+            trace: no effect, since latents are always returned.
+            output_hidden_states: also return the states of every layer; the first are the inputs, tokens and latents.
 
         Raises:
-            InputError: a latent before any token, or latents apart from each other.
+            InputError: a latent before any token, or latents of a row that are not contiguous.
         """
         if self.config.latent_token_id is None:
             raise InputError(
@@ -308,7 +312,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return lay_out(is_latent, real, continued=continued, together=together)
 
     def _think(self, ids: Tensor, layout: Layout, read: Passes, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
-        """Return final hidden states [B, P + N + R, d]: the question, latent by latent, the last one with the rest."""
+        """Return final hidden states [B, P + N + R, d]: of questions, latents and the rest."""
         embedded = self.get_input_embeddings()(ids)
         passes = layout.thinks.shape[1]
         if not passes:
@@ -329,7 +333,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return torch.cat(parts, dim=1)
 
     def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
-        """Return the input [B, d] of a latent after hidden states [B, d]; the memory of `thinking` rows moves on."""
+        """Return the input [B, d] of a latent after hidden states [B, d], and update the memory of `thinking` rows."""
         latent, gates = self._thought(before), {}
         if self.concept_stream is not None:
             memory = state.get("memory", torch.zeros_like(before))
@@ -353,10 +357,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
     # ------------------------------------------------------------------------------------- training and cost
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """See `LanguageModel.training_loss`; what the latents of a batch do not need gets zero gradients.
+        """See `LanguageModel.training_loss`; weights that the latents of a batch do not use get zero gradients.
 
-        With a step decoder, `metrics` holds `ntp` and `step_nll` apart; the latter is a mean over the tokens of all
-        steps, which micro-batches and ranks weigh by their targets.
+        With a step decoder, `metrics` holds `ntp` and `step_nll` separately. `step_nll` is a mean over the tokens of
+        all steps; micro-batches and ranks are weighted by their targets.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -366,7 +370,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return self._all_trained(output, self.concept_stream)
 
     def _add_step_loss(self, output: LossOutput, batch: Batch, encoded: CoconutEncoded) -> None:
-        """Add the loss of the step decoder, if there is one, on the steps that the latents of a batch stand for."""
+        """Add the loss of the step decoder, if there is one, on the steps that the latents of a batch replace."""
         if self.step_decoder is None:
             return
         if "steps" not in batch:
@@ -382,7 +386,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
 
     @staticmethod
     def _all_trained(output: LossOutput, module: nn.Module | None) -> LossOutput:
-        """Return the output, with a gradient, perhaps zero, for all weights of a module."""
+        """Return the output connected to all weights of a module, so that unused ones get zero gradients."""
         if module is not None:
             output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
         return output
@@ -393,7 +397,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             self.step_decoder.start_from(self.backbone)
 
     def _targets(self, labels: Tensor) -> Tensor:
-        """Return labels without those of latents, which nothing predicts."""
+        """Return labels with latents masked, because nothing predicts a latent."""
         return labels.masked_fill(labels == self.config.latent_token_id, IGNORED)
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -405,7 +409,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return super().next_token_nll(hidden, self._targets(labels))
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """See `LanguageModel.scored_labels`: those of latents are not scored."""
+        """See `LanguageModel.scored_labels`; latents are not scored."""
         return self._targets(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
@@ -422,14 +426,14 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return 2 * len(ids) * (body + latents + ids.shape[1] * self.output_weight().numel())
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `LanguageModel.training_flops`; only here those of the step decoder count."""
+        """See `LanguageModel.training_flops`; includes the step decoder, which runs only in training."""
         flops = super().training_flops(batch, **settings)
         if self.step_decoder is not None:
             flops += 3 * self.step_decoder.flops(batch, self.output_weight().numel())
         return flops
 
     def _latent_weights(self) -> int:
-        """Return the number of weights that multiply a latent, without the backbone's."""
+        """Return the number of weights outside the backbone that multiply a latent."""
         return 0 if self.concept_stream is None else len(self.concept_stream.gates) * self.config.hidden_size**2
 
     # ------------------------------------------------------------------------------------- traces
@@ -439,10 +443,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return follows(real) & (input_ids != self.config.latent_token_id)
 
     def fill(self, traces: list[ThoughtTrace], encoded: CoconutEncoded, real: Tensor) -> None:
-        """Add each latent and, of AGCLR, the concept stream after it, with the tokens that the head makes of them.
+        """Add each latent and, for AGCLR, the concept stream after it, with the tokens that the head predicts.
 
         `curves` contains, per pass, each gate's mean, and `retention`: the cosine of the state before each latent with
-        that before the first one (Figure 3 of AGCLR), of h'_t instead of h_t as `retention_gated`.
+        the state before the first latent (Figure 3 of AGCLR). `retention_gated` uses h'_t instead of h_t.
         """
         thoughts = encoded.thoughts
         vectors, states = {"latent": thoughts.latents}, {"retention": thoughts.states}
@@ -466,7 +470,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 trace.curves[name] = torch.cosine_similarity(by_pass[:1], by_pass, dim=-1)
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
-        """Return the likeliest tokens if the vector [d] were a final hidden state."""
+        """Return the most likely tokens if the vector [d] were a final hidden state."""
         logits = self.get_output_embeddings()(vector.to(self.backbone.dtype))
         best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
         return tuple(zip(best.indices.tolist(), best.values.tolist()))

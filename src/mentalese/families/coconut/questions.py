@@ -52,7 +52,7 @@ class QuestionSteps(QuestionAnswer):
         *,
         left: bool = False,
     ) -> Batch:
-        """Return a batch of `qa`, to train on with the steps."""
+        """Return a batch of `qa`; in training it also has the steps."""
         batch = super().assemble(split, rows, tokenizer, scored, left=left)
         if scored is not None or left:
             return batch
@@ -63,7 +63,7 @@ class QuestionSteps(QuestionAnswer):
 
 
 def no_steps(kind: str, split: Split) -> InputError:
-    """Return the error of a layout that learns from written steps, where no question has any."""
+    """Return the error of a layout that needs written steps when no question has steps."""
     return InputError(
         f"layout is {kind!r}, which learns from written steps: none of the {len(split.document_bytes):,} training "
         "questions has any; use questions with steps, or a recipe that learns from answers, such as coconut/tiny-no-cot"
@@ -73,30 +73,30 @@ def no_steps(kind: str, split: Split) -> InputError:
 def written_steps(
     split: Split, start: np.ndarray, stop: np.ndarray, latents: np.ndarray, per_step: int, first_row: int = 0
 ) -> Batch:
-    """Return the steps that latents replace, in their order; the last latents replace all steps that are left.
+    """Return the steps that latents replace, in order; the last latents replace all remaining steps.
 
     Args:
-        start, stop: [rows], where in the store the steps of each row are.
-        latents: [rows], of each row.
-        per_step: c, latents that replace one step.
+        start, stop: [rows], the range of each row's steps in the store.
+        latents: [rows], the number of latents in each row.
+        per_step: c, the number of latents that replace one step.
         first_row: the number of the first row in its batch.
 
     Returns:
         `steps` int64 [M, S], their tokens, -100 after them; `step_rows` [M], the row of each; `step_latents` [M, c],
-        which of the row's latents replace it. M is 0 if no row has both steps and latents.
+        the row's latents that replace it. M is 0 if no row has both steps and latents.
     """
     import torch
 
     from mentalese.nn.loss import IGNORED
 
     first, last = (np.searchsorted(split.segments, bound) for bound in (start, stop))
-    said = np.minimum(last - first, latents // per_step)
-    row, number = np.repeat(np.arange(len(start)), said), ordinals(said)
+    counts = np.minimum(last - first, latents // per_step)
+    row, number = np.repeat(np.arange(len(start)), counts), ordinals(counts)
     begin = split.segments[first[row] + number]
-    end = np.where(number == said[row] - 1, stop[row], split.segments[first[row] + number + 1])
+    end = np.where(number == counts[row] - 1, stop[row], split.segments[first[row] + number + 1])
     column, lengths = np.arange(int((end - begin).max(initial=0))), (end - begin)[:, None]
     index = np.minimum(begin[:, None] + column, len(split.tokens) - 1)
     steps = np.where(column < lengths, split.tokens[index].astype(np.int64), IGNORED)
     which = number[:, None] * per_step + np.arange(per_step)
-    found = {"steps": steps, "step_rows": row + first_row, "step_latents": which}
-    return {name: torch.from_numpy(values.astype(np.int64)) for name, values in found.items()}
+    arrays = {"steps": steps, "step_rows": row + first_row, "step_latents": which}
+    return {name: torch.from_numpy(values.astype(np.int64)) for name, values in arrays.items()}

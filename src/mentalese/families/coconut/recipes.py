@@ -1,15 +1,15 @@
-"""Recipes of Coconut and AGCLR with every method that they are compared with, on the same questions.
+"""Recipes of Coconut, AGCLR and the methods that they are compared with, on the same questions.
 
 `method(recipe, name)` turns a recipe of questions into one way to learn them:
 
     cot                 the steps are written out
-    no-cot              the answer alone
+    no-cot              only the answer
     icot                tokens of the steps are left out from the left, more each epoch (Deng et al., 2024)
-    no-thoughts         Coconut's curriculum, nothing in the steps' place
-    pause               the answer after learned tokens (Goyal et al., 2023)
-    pause-curriculum    the same under Coconut's curriculum: what feedback adds to it (ours)
-    coconut             hidden states fed back
-    agclr               the same with the concept stream
+    no-thoughts         Coconut's curriculum with nothing in place of the steps
+    pause               the answer after learned pause tokens (Goyal et al., 2023)
+    pause-curriculum    pause under Coconut's curriculum, to measure what feedback adds (ours)
+    coconut             hidden states are fed back
+    agclr               Coconut with the concept stream
     sim-cot             Coconut; a second decoder predicts the steps from latents in training (Wei et al., 2025)
 
 Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `table3-*` and `figure5-*`.
@@ -50,9 +50,9 @@ class Curriculum:
     Attributes:
         stages: the last stage that may leave steps; the stage after it leaves none.
         latents_per_step: c.
-        epochs: of each stage before the last one.
-        removed_tokens: tokens that iCoT leaves out more each epoch.
-        step_tokens: the most tokens that a record's steps have, for iCoT; after those all are gone.
+        epochs: epochs of each stage before the last one.
+        removed_tokens: further tokens that iCoT leaves out each epoch.
+        step_tokens: for iCoT, the maximum number of tokens in the steps of a record.
     """
 
     stages: int
@@ -62,7 +62,7 @@ class Curriculum:
     step_tokens: int
 
     def phases(self) -> tuple[Phase, ...]:
-        """Return Coconut's phases: stage s from epoch s * `epochs` on; the last one is all latent."""
+        """Return Coconut's phases: stage s from epoch s * `epochs` on; in the last one latents replace all steps."""
         return tuple(
             Phase(
                 start=stage * self.epochs,
@@ -74,7 +74,7 @@ class Curriculum:
         )
 
     def implicit_phases(self) -> tuple[Phase, ...]:
-        """Return iCoT's phases: some tokens more each epoch."""
+        """Return iCoT's phases, which leave out more tokens each epoch."""
         removed = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
         return tuple(
             Phase(start=epoch, clock="epochs", layout={"stage": tokens}, reset_optimizer=True)
@@ -86,7 +86,7 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
     """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
-        fields: of `CoconutConfig`.
+        fields: fields of `CoconutConfig`.
     """
     stages, per_step = curriculum.stages, curriculum.latents_per_step
     changes: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def layers(model: dict[str, Any]) -> int:
 
 
 def without_curriculum(recipe: Recipe) -> Recipe:
-    """Return the recipe with all latents and no step from the first epoch on (Coconut's "w/o curriculum")."""
+    """Return the recipe with all latents and without steps from the first epoch (Coconut's "w/o curriculum")."""
     assert isinstance(recipe.layout, QuestionAnswer)
     layout = dataclasses.replace(recipe.layout, stage=recipe.layout.stages + 1)
     return dataclasses.replace(
@@ -136,8 +136,8 @@ def without_curriculum(recipe: Recipe) -> Recipe:
 
 # -------------------------------------------------------------------------------------------------------- small ones
 
-# Rotary positions and narrow layers learn to look up edges several times faster than GPT-2's learned positions, and the
-# published questions, which are longer, can be asked.
+# Rotary positions and narrow layers learn to look up edges several times faster than GPT-2's learned positions; they
+# also fit the longer published questions.
 DECODER = llama(64, 4, layers=4, mlp=192, key_value_heads=4, tied=True, context=512, theta=10_000.0)
 
 TINY = Recipe(
@@ -167,13 +167,13 @@ GRAPHS = Curriculum(stages=6, latents_per_step=1, epochs=5, removed_tokens=2, st
 
 
 def named(recipe: Recipe, curriculum: Curriculum) -> list[Recipe]:
-    """Return all methods; AGCLR has the recipe's own name."""
+    """Return the recipe as all methods; AGCLR keeps the recipe's name."""
     *others, agclr = [method(recipe, name, curriculum) for name in METHODS]
     return [dataclasses.replace(agclr, name=recipe.name, baseline=f"{recipe.name}-coconut"), *others]
 
 
 def graphs() -> list[Recipe]:
-    """Return those of `results/`: from scratch, minutes on a CPU; AGCLR pays for its gates by a narrower MLP."""
+    """Return the recipes of `results/`: from scratch, minutes on a CPU; a narrower MLP offsets AGCLR's gates."""
     recipe = dataclasses.replace(
         TINY,
         name="coconut/graphs",
@@ -195,7 +195,10 @@ GPT2_HUB = "hub:openai-community/gpt2"
 
 
 def paper(name: str, source: str, description: str, epochs: int, answer_tokens: int) -> Recipe:
-    """Return section 4.2: GPT-2, AdamW at a constant 1e-4 (B.1: 5e-5), weight decay 0.01, 128 a step, no clipping."""
+    """Return a recipe of section 4.2 on GPT-2.
+
+    AdamW at a constant 1e-4 (B.1: 5e-5), weight decay 0.01, 128 questions per step, no clipping.
+    """
     return Recipe(
         name=f"coconut/{name}",
         description=description,
@@ -243,22 +246,23 @@ def gsm8k(name: str) -> Recipe:
 
 
 def sim_cot() -> list[Recipe]:
-    """Return SIM-CoT on Coconut, each beside the Coconut of the same setting."""
-    made = {
+    """Return SIM-CoT on Coconut, with Coconut in the same setting as baseline."""
+    recipes = {
         "coconut/tiny-coconut": method(TINY, "sim-cot", SMALL_GRAPHS),
         "coconut/table1-gsm8k-coconut": method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS),
     }
-    return [dataclasses.replace(recipe, baseline=baseline) for baseline, recipe in made.items()]
+    return [dataclasses.replace(recipe, baseline=baseline) for baseline, recipe in recipes.items()]
 
 
 def compared(recipe: Recipe, curriculum: Curriculum, **fields: Any) -> list[Recipe]:
-    """Return all of `METHODS`; the fields are those of AGCLR."""
+    """Return the recipe as all of `METHODS`; the fields apply to AGCLR."""
     return [method(recipe, name, curriculum, **(fields if name == "agclr" else {})) for name in METHODS]
 
 
 def table1() -> list[Recipe]:
-    """Return every method on each data set, the paper's plan; ProsQA's is ours, as the paper's does not fit its 20
-    epochs.
+    """Return every method on each data set under the paper's plan.
+
+    The plan for ProsQA is ours, because the paper's plan does not fit into its 20 epochs.
     """
     prosqa = paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128)
     longer = dataclasses.replace(
@@ -273,14 +277,15 @@ def table1() -> list[Recipe]:
         compared(hotpotqa(), WORD_PROBLEMS),
         compared(prosqa, stages, gate_biases=PROSQA_BIASES),
     ]
-    made = [recipe for methods in sets for recipe in (*methods, *map(without_curriculum, methods[-2:]))]
-    made += compared(longer, dataclasses.replace(stages, epochs=5), gate_biases=PROSQA_BIASES)
-    return [dataclasses.replace(recipe, paper="Table 1") for recipe in made]
+    recipes = [recipe for methods in sets for recipe in (*methods, *map(without_curriculum, methods[-2:]))]
+    recipes += compared(longer, dataclasses.replace(stages, epochs=5), gate_biases=PROSQA_BIASES)
+    return [dataclasses.replace(recipe, paper="Table 1") for recipe in recipes]
 
 
 def ablations() -> list[Recipe]:
-    """Return AGCLR on HotpotQA without one gate (Table 2), with the memory frozen after pass 2 (Figure 5), and with the
-    other gates at the start (Table 3).
+    """Return the ablations of AGCLR on HotpotQA.
+
+    They lack one gate (Table 2), freeze the memory after pass 2 (Figure 5), or start with other gates (Table 3).
     """
     full = method(hotpotqa(), "agclr", WORD_PROBLEMS)
     changes: dict[str, tuple[str, str, dict[str, Any]]] = {

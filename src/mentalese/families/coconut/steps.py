@@ -1,8 +1,8 @@
 """SIM-CoT (Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317): latents predict their steps.
 
-Only in training, a second decoder reads the latents that replace a written step and predicts the step, token by token:
-it reads `z_1 .. z_c, s_1 .. s_{S-1}` and predicts `s_1 .. s_S`. Its loss reaches the latents, and through them the
-model. A prediction never runs it.
+A second decoder reads the latents that replace a written step and predicts the step, token by token: it reads
+`z_1 .. z_c, s_1 .. s_{S-1}` and predicts `s_1 .. s_S`. Its loss trains the latents and, through them, the model. It
+runs only in training.
 
 Letters in shapes: M steps of a batch, of S tokens and c latents each; d hidden size.
 """
@@ -22,9 +22,9 @@ from mentalese.nn.loss import linear_cross_entropy
 
 
 class StepDecoder(nn.Module):
-    """Layers of the backbone's kind over latents and the tokens of their step, with the model's embeddings and head.
+    """A decoder of the backbone's kind over latents and the tokens of a step, with the model's embeddings and head.
 
-    Positions count from 0; the release's count from 1, which differs for learned positions (README).
+    Positions count from 0; in the release from 1, which differs for learned positions (README).
     """
 
     def __init__(self, config: LatentsConfig) -> None:
@@ -36,14 +36,14 @@ class StepDecoder(nn.Module):
         where = f"{config.model_type}.backbone"
         decoder: Any = build_decoder(where, inner, attention_of(config))
         self.body = decoder.base_model
-        self.body.set_input_embeddings(nn.Identity())  # it reads vectors
+        self.body.set_input_embeddings(nn.Identity())  # its inputs are vectors
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """Return final hidden states [M, S, d] that predict the tokens of steps.
+        """Return the final hidden states [M, S, d] that predict the tokens of steps.
 
         Args:
             latents: [M, c, d].
-            tokens: [M, S, d], embeddings.
+            tokens: [M, S, d], embeddings of the tokens.
         """
         inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
         real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding follows every step
@@ -60,7 +60,7 @@ class StepDecoder(nn.Module):
         """Return the FLOPs of a forward pass over a batch's steps.
 
         Args:
-            head: weights of the head.
+            head: number of weights of the head.
         """
         (steps, length), latents = batch["steps"].shape, batch["step_latents"].shape[1]
         columns = length + latents - 1
@@ -71,12 +71,12 @@ class StepDecoder(nn.Module):
 def step_loss(
     decoder: StepDecoder, batch: Batch, latents: list[Tensor], embed: nn.Module, head: Tensor | nn.Module
 ) -> Tensor:
-    """Return the mean negative log-likelihood of the tokens of all steps of a batch, 0 if it has none (L_step).
+    """Return the mean negative log-likelihood of the tokens of all steps of a batch (L_step), 0 without steps.
 
     Args:
         batch: `steps`, `step_rows`, `step_latents`, see `questions.written_steps`.
-        latents: [rows, d] per pass, the inputs of latents.
-        embed, head: the model's.
+        latents: [rows, d] per pass, the inputs at latents.
+        embed, head: embeddings and head of the model.
     """
     steps = batch["steps"]
     if not steps.numel():

@@ -18,7 +18,7 @@ class CodiConfig(LatentsConfig):
 
     @property
     def mode(self) -> str:
-        """Return the mode of Coconut: latents read hidden states."""
+        """The mode of Coconut: latents read hidden states."""
         return "coconut"
 
     def validate_architecture(self) -> None:

@@ -1,10 +1,10 @@
-"""Questions as pairs of rows: one with written steps, the teacher's, and one with latents in their place.
+"""Questions as pairs of rows: the teacher's with written steps, and the student's with latents in their place.
 
-    teacher   question, steps but the last, ### answer
+    teacher   question, all steps except the last, ### answer
     student   question, <start>, latents, <end>, ### answer
 
-A batch has the teachers' rows first, then the students' in the same order. Both end in the same tokens, so that the
-model finds the token before the answer, `###`, in both. Scores and answers are those of students.
+A batch has first the teachers' rows, then the students' rows in the same order. Both end in the same tokens, so that
+the model finds the token before the answer, `###`, in both. Scores and answers come from students.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class QuestionPairs(RowLayout):
 
     @property
     def teacher(self) -> QuestionAnswer:
-        """Return the layout of written steps."""
+        """The layout with written steps."""
         return QuestionAnswer(sequence_length=self.sequence_length, batch_size=self.batch_size, too_long=self.too_long)
 
     @property
     def student(self) -> QuestionAnswer:
-        """Return the layout of latents instead of all steps."""
+        """The layout with latents instead of all steps."""
         return dataclasses.replace(self.teacher, stage=1, latents=self.latents)
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class QuestionPairs(RowLayout):
         return {"stage": None, "latents": self.latents}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
-        """Return the teacher, who writes steps, at stage 0; a student has no stage."""
+        """Return the teacher's layout at stage 0, which writes all steps; a student has no stage."""
         if stage == 0 and latents is None:
             return self.teacher
         if stage is not None:
@@ -108,7 +108,7 @@ class QuestionPairs(RowLayout):
         return self.teacher.without_steps(split)
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        """Return questions with all of their steps; `assemble` makes pairs of them."""
+        """Return questions with all of their steps, from which `assemble` builds pairs."""
         return self.teacher.training_rows(split, generator)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
@@ -129,9 +129,9 @@ class QuestionPairs(RowLayout):
         *,
         left: bool = False,
     ) -> Batch:
-        """Return, to train on, the pairs of rows and the steps that the students' latents stand for (`written_steps`).
+        """Return, for training, the pairs of rows and the steps that the students' latents replace (`written_steps`).
 
-        All steps are explained, by N latents; SIM-CoT's release has N + 1 and leaves the last step out (README).
+        N latents replace all steps; SIM-CoT's release has N + 1 latents and leaves out the last step (README).
         """
         if scored is not None or left:
             return self.student.assemble(split, rows, tokenizer, scored, left=left)

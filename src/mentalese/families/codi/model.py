@@ -1,13 +1,13 @@
 """CODI (Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation").
 
-Latents are Coconut's, read through a map of two layers and a norm, and so are passes, cache and generation
-(`coconut.model`). Only the way in which they learn is CODI's own. A batch has pairs of rows, see `layout`:
+Passes, cache and generation are Coconut's (`coconut.model`); a map of two layers and a norm precedes each latent.
+Only the training differs. A batch has pairs of rows, see `layout`:
 
     first half    question | steps                    | ### answer      teacher
     second half   question | start  latents  end      | ### answer      student
 
-Both halves are read at once. The student's hidden states of all layers at `###` are drawn to the teacher's. Pairs
-are recognised by their tokens: rows of any other kind are trained without distillation.
+Both halves are read in the same passes. The student's hidden states of all layers at `###` are drawn to the teacher's.
+Pairs are recognised by their tokens; all other rows are trained without distillation.
 
 Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
 """
@@ -30,7 +30,7 @@ from mentalese.nn.loss import IGNORED
 
 
 class CodiForCausalLM(CoconutForCausalLM):
-    """A Hugging Face decoder whose latents learn from the steps that it writes itself."""
+    """A Hugging Face decoder whose latents learn from the steps that the same model writes."""
 
     config_class = CodiConfig
     steps_layout = "qa_pairs"
@@ -64,7 +64,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         return 2 * self.config.hidden_size**2
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor:
-        """Return [R, L]: the targets of a row share a weight of 1."""
+        """Return weights [R, L] that sum to 1 over the targets of a row."""
         super().target_weights(batch, **settings)
         targets = (self._targets(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
         return (1 / targets)[:, None].expand(batch["labels"].shape)
@@ -82,12 +82,15 @@ class CodiForCausalLM(CoconutForCausalLM):
             distance = self._distances(batch, encoded).sum() * 2 / rows.clamp(min=1)
             output.metrics["distillation"] = distance.detach()
             output.loss = output.loss + gamma * distance
-            encoded.hidden_states = None  # copies of what the backward pass keeps
+            encoded.hidden_states = None  # frees copies that the backward pass does not need
         self._add_step_loss(output, batch, encoded)
         return self._all_trained(output, self.projection)
 
     def _distances(self, batch: Batch, encoded: CoconutEncoded) -> Tensor:
-        """Return [H], the mean over layers of |sg(h_teacher) - h_student| / std(h_teacher) (Eq. 4); 0 without pair."""
+        """Return the distances [H] of Eq. 4, 0 where rows are not a pair.
+
+        A distance is the mean over layers of |sg(h_teacher) - h_student| / std(h_teacher).
+        """
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)
@@ -103,10 +106,10 @@ class CodiForCausalLM(CoconutForCausalLM):
 
 
 def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Tensor]:
-    """Return the columns of the tokens before the answers, and the rows that are pairs; no GPU is waited for.
+    """Return the columns of the tokens before the answers, and the rows that are pairs; does not wait for a GPU.
 
-    A pair is row h without and row H + h with latents, after the same question. What follows the latents' end in the
-    second row ends the first one too, and begins with the token.
+    In a pair, row h has no latents, row H + h has latents, and both have the same question. The tokens after the end
+    marker of the second row, which begin with the returned token, are also the end of the first row.
 
     Args:
         ids: [R, L].
@@ -114,7 +117,7 @@ def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Te
         latent: the token of latents.
 
     Returns:
-        int64 [2 H], a column of each row, any one where rows are not a pair; and bool [H].
+        Columns, int64 [2 H], arbitrary where rows are not a pair; and the pairs, bool [H].
     """
     half, length = len(ids) // 2, ids.shape[1]
     column = torch.arange(length, device=ids.device)

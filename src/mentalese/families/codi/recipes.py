@@ -1,13 +1,13 @@
-"""Recipes of CODI with what it is compared with, on the same questions.
+"""Recipes of CODI and the methods that it is compared with, on the same questions.
 
-`variants(recipe)` makes of a decoder's recipe
+`variants(recipe)` turns a decoder's recipe into
 
     (none)             CODI
     -no-distillation   the same two tasks, without the distance between states (gamma 0)
-    -pause             learned tokens in the place of thoughts, at their cost: what feeding states back adds
+    -pause             learned tokens in place of thoughts at equal cost, to measure what feedback adds
     -sim-cot           a second decoder predicts each step from its latent in training (SIM-CoT, Wei et al.)
-    -cot               the decoder alone, the steps written out: the teacher's task
-    -no-cot            the decoder alone, the answer without steps or latents
+    -cot               only the decoder, the steps written out: the teacher's task
+    -no-cot            only the decoder, the answer without steps or latents
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
     """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
-        latents: of a question.
-        fields: of `CodiConfig`.
+        latents: number of latents per question.
+        fields: fields of `CodiConfig`.
     """
     model, layout = recipe.model, recipe.layout
     assert isinstance(layout, QuestionAnswer)
@@ -87,7 +87,7 @@ SMALL = problems(GRAPHS_SMALL, "codi/small", "8 layers of width 256 on word prob
 def gsm8k(
     name: str, description: str, model: dict[str, Any], init: str, *, learning_rate: float, epochs: int
 ) -> Recipe:
-    """Return GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions a step, a cosine after 3% of warm-up."""
+    """Return CODI on GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions per step, cosine, 3% warm-up."""
     return Recipe(
         name=f"codi/{name}",
         description=description,

@@ -1,6 +1,6 @@
-"""How a batch's tokens fall into chunks of k: sums a chunk, and what each token reads, whatever the padding.
+"""Chunks of k tokens with any padding: sums of their states, and the concept for each token.
 
-Letters in shapes: B rows of L tokens, d hidden size, C chunks that end in a call, of the row that has most.
+Letters in shapes: B rows of L tokens, d hidden size, C the most chunks of any row that end in a call.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 
 @dataclass
 class Chunks:
-    """How the tokens of a call fall into chunks of k.
+    """The division of a call's tokens into chunks of k.
 
     A call may begin inside a chunk: `first` counts the tokens of that chunk before it, so that token r of a row takes
-    slot `first + r`. Where all rows are alike, `first` is a number and nothing has to be gathered.
+    slot `first + r`. Where all rows are alike, `first` is one number and no gather is needed.
 
     Attributes:
         size: k.
-        first: slots taken before this call, below k; [B] or one number.
-        before: concepts before this call; [B] or one number.
-        ended: concepts that end in this call; [B] or one number.
-        count: C, the most of any row.
-        begun: the most concepts before this call of any row.
-        slot: [B, L], each token's; `None` where all rows are alike.
-        real: bool [B, L], tokens that are no padding; `None` where all are.
+        first: slots filled before this call, fewer than k; [B] or one number.
+        before: number of concepts before this call; [B] or one number.
+        ended: number of concepts that end in this call; [B] or one number.
+        count: C, the maximum of `ended` over rows.
+        begun: the maximum of `before` over rows.
+        slot: [B, L], the slot of each token; `None` where all rows are alike.
+        real: bool [B, L], tokens that are not padding; `None` without padding.
     """
 
     size: int
@@ -52,9 +52,9 @@ class Chunks:
 
         Args:
             length: L.
-            seen: tokens read before, padding not counted; [B] or one number.
-            real: bool [B, L]; `None` where no token is padding.
-            on_host: see `TokenLayout`; without it a GPU is waited for if there is padding.
+            seen: number of tokens before this call, without padding; [B] or one number.
+            real: bool [B, L], tokens that are not padding; `None` without padding.
+            on_host: see `TokenLayout`; without it, padding makes the host wait for a GPU.
         """
         if real is None:
             assert isinstance(seen, int)
@@ -69,18 +69,18 @@ class Chunks:
         return cls(size, seen % size, seen // size, ends, count, int((before // size).max()), slot, real)
 
     def valid(self, rows: int, device: torch.device) -> Tensor | None:
-        """bool [B, C], which of the concepts a row really has; `None` where all rows have all."""
+        """Return the mask [B, C] of concepts that a row has; `None` if all rows have all of them."""
         if isinstance(self.ended, int) and self.ended == self.count:
             return None
         ended = self.ended if isinstance(self.ended, Tensor) else torch.full((rows,), self.ended, device=device)
         return torch.arange(self.count, device=device) < ended[:, None]
 
     def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:
-        """Return the sum of each chunk's states so far [B, C + 1, d]: row i's chunks, its unfinished one among them.
+        """Return the sum [B, C + 1, d] of the states of each chunk so far, including unfinished chunks.
 
         Args:
             hidden: [B, L, d].
-            held: [B, d], the sum of the chunk in which the call begins; `None` where it begins none.
+            held: [B, d], the sum so far of the chunk in which the call begins; `None` at the start of a chunk.
         """
         width = (self.count + 1) * self.size
         if self.slot is None:
@@ -94,7 +94,7 @@ class Chunks:
         return sums if held is None else torch.cat((sums[:, :1] + held[:, None], sums[:, 1:]), dim=1)
 
     def spread(self, table: Tensor, length: int) -> Tensor:
-        """What each token reads [B, L, d] of the concept before this call and those that end in it [B, 1 + C, d]."""
+        """Return each token's entry [B, L, d] of the last concept before this call and this call's [B, 1 + C, d]."""
         if self.slot is None:
             assert isinstance(self.first, int)
             repeated = table[:, :, None].expand(-1, -1, self.size, -1).flatten(1, 2)
@@ -103,7 +103,7 @@ class Chunks:
         return table.gather(1, index[..., None].expand(-1, -1, table.shape[2]))
 
     def last(self, table: Tensor) -> Tensor:
-        """Return each row's entry after its last whole chunk [B, d] of [B, C + 1, d]."""
+        """Return from a table [B, C + 1, d] each row's entry [B, d] after its last complete chunk."""
         if isinstance(self.ended, int):
             return table[:, self.ended]
         return table[torch.arange(len(table), device=table.device), self.ended]

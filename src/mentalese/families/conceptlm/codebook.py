@@ -1,8 +1,8 @@
 """The discrete concept space: product quantisation by SimVQ codebooks (section 2.2; Zhu et al., "SimVQ").
 
-Codes are a learned function of a frozen Gaussian table, so that all of them move whenever one is chosen: without it
-most are never chosen again (appendix E.3). Letters in shapes: n concepts of width d in S segments of c = d / S
-channels, N codes a segment.
+Codes are a learned function of a frozen Gaussian table, so that an update of one code moves all codes. Otherwise most
+codes are never chosen again (appendix E.3). Letters in shapes: n concepts of width d in S segments of c = d / S
+channels, N codes per segment.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Kind = Literal["mlp", "linear", "learned"]
 
 
 class Codebook(nn.Module):
-    """S tables of N codes. `forward` makes them all at once; make them once a step.
+    """S tables of N codes; call `forward`, which computes all of them, once per step.
 
-    Codes are maps of a frozen table, or weights themselves if `kind` is `learned`, which collapses (appendix E.3).
-    Its weights stay float32 in a bfloat16 or float16 model: rounded codes have other nearest concepts.
+    Codes are a map of a frozen table, or the weights themselves if `kind` is `learned`, which collapses (appendix E.3).
+    Weights stay float32 in a bfloat16 or float16 model, because rounding changes the nearest codes.
     """
 
     frozen: Tensor
@@ -44,10 +44,10 @@ class Codebook(nn.Module):
             self.down_bias = nn.Parameter(torch.empty(segments * width))
 
     def start(self, std: float) -> None:
-        """The table Normal(0, 1 / c), maps Normal(0, std), biases 0.
+        """Initialise the table as Normal(0, 1 / c), maps as Normal(0, std) and biases as 0.
 
-        The mlp's first map keeps the table's size (He et al., 2015): what is wide inside moves all codes at once, so
-        that they keep up with states that drift as training begins.
+        The first map of the mlp preserves the scale of the table (He et al., 2015), so that updates move all codes fast
+        enough to follow states that drift early in training.
         """
         if self.kind == "learned":
             init.normal_(self.table, std=self.table.shape[-1] ** -0.5)
@@ -63,7 +63,7 @@ class Codebook(nn.Module):
         init.zeros_(self.down_bias)
 
     def forward(self) -> Tensor:
-        """[S, N, c] in the weights' own precision, also under autocast: codes are compared by their distances."""
+        """Return codes [S, N, c] in the precision of the weights, also under autocast, because distances need it."""
         if self.kind == "learned":
             return self.table
         with torch.autocast(self.frozen.device.type, enabled=False):
@@ -73,7 +73,7 @@ class Codebook(nn.Module):
             return torch.baddbmm(self.down_bias.view(self.segments, 1, -1), hidden, self.down)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Codebook:
-        """As `nn.Module`, without a cast to half precision."""
+        """Apply as `nn.Module` does, but without casts to half precision."""
 
         def precise(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -86,7 +86,7 @@ class Codebook(nn.Module):
         return self
 
     def multiply_adds(self) -> int:
-        """Of one `forward`."""
+        """The number of multiply-adds of one `forward`."""
         return 0 if self.kind == "learned" else self.codes * sum(p.numel() for p in self.parameters() if p.ndim > 1)
 
 
@@ -115,24 +115,24 @@ def nearest_codes(concepts: Tensor, codes: Tensor) -> Tensor:
 
 
 def quantisation_loss(concepts: Tensor, codes: Tensor, chosen: Tensor) -> Tensor:
-    """L_VQ: the mean squared distance of concepts [n, d] to their codes [n, S]; trains the codes alone."""
+    """Return L_VQ, the mean squared distance of concepts [n, d] to their codes [n, S]; it trains only codes."""
     nearest = codes.gather(1, chosen.t()[..., None].expand(-1, -1, codes.shape[-1]))
     return F.mse_loss(nearest, _split(concepts.detach(), codes), reduction="sum") / max(concepts.numel(), 1)
 
 
 def _split(concepts: Tensor, codes: Tensor) -> Tensor:
-    """[n, d] to [S, n, c], as the codes are."""
+    """Split [n, d] into segments [S, n, c]."""
     return concepts.to(codes.dtype).unflatten(-1, (codes.shape[0], -1)).transpose(0, 1)
 
 
 @dataclass
 class Usage:
-    """How the codes of each segment were used.
+    """The use of each segment's codes.
 
     Attributes:
-        counts: [S, N], how often each was nearest.
-        utilisation: [S], the share of codes used at all.
-        perplexity: [S], exp of the entropy of their use: N where all are used alike, 1 where one is.
+        counts: [S, N], how often each code was nearest.
+        utilisation: [S], the share of codes with a positive count.
+        perplexity: [S], exp of the entropy of the counts: N for uniform use, 1 if only one code is used.
     """
 
     counts: Tensor
@@ -141,7 +141,7 @@ class Usage:
 
 
 def usage(chosen: Tensor, codes: int) -> Usage:
-    """Of codes chosen [n, S], among `codes` a segment."""
+    """Return the use of chosen codes [n, S], with `codes` codes per segment."""
     segments = chosen.shape[1]
     flat = chosen + codes * torch.arange(segments, device=chosen.device)
     counts = torch.zeros(segments * codes, dtype=torch.long, device=chosen.device)
@@ -149,6 +149,6 @@ def usage(chosen: Tensor, codes: int) -> Usage:
 
 
 def usage_of(counts: Tensor) -> Usage:
-    """Of counts [S, N], as those of several batches added up."""
+    """Return the use for counts [S, N], which may be sums over batches."""
     share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
     return Usage(counts, (counts > 0).float().mean(-1), torch.special.entr(share).sum(-1).exp())

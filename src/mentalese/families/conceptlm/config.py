@@ -55,7 +55,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
 
     @property
     def segments(self) -> int:
-        """S."""
+        """S, the number of segments."""
         return self.num_segments or self.num_attention_heads
 
     @property

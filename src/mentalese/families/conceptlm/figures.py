@@ -1,7 +1,7 @@
-"""Figures of ConceptLM: how its codes are used over training, and what the concepts of a text are.
+"""Figures of ConceptLM: the use of codes over training, and the concepts of a text.
 
-Concepts are shown one segment at a time: u of chunk j in that segment's channels, its nearest code, and p_{j-1}, the
-prediction of it (section 2.2).
+Concepts appear one segment at a time: u of chunk j in the channels of that segment, its nearest code, and its
+prediction p_{j-1} (section 2.2).
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ CURVES = {
     "concept_r2": "R² of predicted concepts",
 }
 CHUNKS = 20_000  # first chunks of the validation split
-NEAREST = 3  # chunks shown next to each one
-SHOWN = 40  # chunks of a text that are drawn; the numbers contain all
-WIDTH = 24  # characters of a chunk
+NEAREST = 3  # similar chunks next to each chunk
+SHOWN = 40  # chunks of a text in the picture; the numbers contain all
+WIDTH = 24  # characters per chunk
 
 
 # -- codes over training (appendix E.3) --------------------------------------------------------------------------------
 
 
 def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The share of codes nearest to some concept of a training batch, their perplexity, and the next-concept loss.
+    """Draw the share of codes nearest to a concept of a training batch, their perplexity, and the next-concept loss.
 
-    For codes, the mean over segments and the minimum of any. A batch of fewer concepts uses fewer codes. Next to the
-    loss is how much of the concepts' variance the predictions explain: 0 is no better than the mean concept. Runs that
-    have not logged it are drawn without it.
+    For codes: the mean and the minimum over segments. A batch with fewer concepts uses fewer codes. Next to the loss is
+    the share of the concepts' variance that predictions explain; 0 means no better than the mean concept. The share is
+    missing if not all runs have logged it.
     """
     runs = []
     for path in paths:
@@ -63,21 +63,21 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         if not records:
             raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
         runs.append(records)
-    shown = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
-    picture, (panels,) = canvas(1, len(shown), 3.7 * len(shown), 3.6)
+    curves = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
+    picture, (panels,) = canvas(1, len(curves), 3.7 * len(curves), 3.6)
     numbers: dict[str, Any] = {"runs": []}
     for i, (path, label, records) in enumerate(zip(paths, model_names(paths), runs)):
         tokens = [record["tokens"] for record in records]
         style = line_style(i) | {"markersize": 3}
         series: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
-        for panel, name in zip(panels, shown):
+        for panel, name in zip(panels, curves):
             series[name] = [record[name] for record in records]
             panel.plot(tokens, series[name], label=label, **style)
             if name.startswith("codebook"):
                 series[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
                 panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
         numbers["runs"].append(series)
-    for panel, title in zip(panels, shown.values()):
+    for panel, title in zip(panels, curves.values()):
         panel.set_title(title)
         count_axis(panel.xaxis, "training tokens")
     panels[0].set_ylim(0, 1.03)
@@ -85,7 +85,7 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     panels[1].set_ylim(1, None)
     panels[2].set_ylim(0, None)
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-    if "concept_r2" in shown:
+    if "concept_r2" in curves:
         panels[3].axhline(0, color="gray", linewidth=1)
         panels[3].set_ylim(-1, 1)
     panels[0].legend()
@@ -97,25 +97,25 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def shares(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """At what share of its tokens, FLOPs and parameters ConceptLM reaches the perplexity of the largest plain decoder.
+    """Return the shares of tokens, FLOPs and parameters with which ConceptLM reaches the largest plain decoder.
 
-    Tokens and FLOPs are those at which the largest ConceptLM's validation perplexity first was as low as the decoder's
-    best, and parameters (non-embedding) the size at which ConceptLMs of several sizes end there: both interpolated
-    between logarithms, `null` if it is not reached. A learning rate that decays makes the first two shares too large:
-    the decoder's best has been annealed, and what is compared with it has not.
+    Tokens and FLOPs are counted until the validation perplexity of the largest ConceptLM first equals the decoder's
+    best. Parameters (non-embedding) are the size at which the final perplexity of ConceptLMs equals it. Both are
+    interpolated between logarithms; `null` if not reached. A decaying learning rate makes the first two shares too
+    large, because the decoder's best is annealed and the perplexities compared with it are not.
     """
     results = [read_result(path) for path in paths]
-    own = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
-    plain = [r for r in results if r not in own]
-    if not own or not plain:
+    conceptual = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
+    plain = [r for r in results if r not in conceptual]
+    if not conceptual or not plain:
         raise InputError("the figure conceptlm/shares compares ConceptLM with a plain decoder: use results of both")
     if len({r["data_hash"] for r in results}) > 1:
         raise InputError("the runs were trained on different texts: use runs on one text")
-    largest, base = (max(group, key=_size) for group in (own, plain))
+    largest, base = (max(group, key=_size) for group in (conceptual, plain))
     curves = {r["recipe"]: [p for p in r["curve"] if "validation_perplexity" in p] for r in (largest, base)}
     at = min(curves[base["recipe"]], key=lambda point: point["validation_perplexity"])
     target = at["validation_perplexity"]
-    ends = sorted((_size(r), min(p.get("validation_perplexity", math.inf) for p in r["curve"])) for r in own)
+    ends = sorted((_size(r), min(p.get("validation_perplexity", math.inf) for p in r["curve"])) for r in conceptual)
     scores = [point["validation_perplexity"] for point in curves[largest["recipe"]]]
     reached = {
         axis: (_reached([point[axis] for point in curves[largest["recipe"]]], scores, target), at[axis])
@@ -146,8 +146,9 @@ def _size(result: dict[str, Any]) -> int:
 
 
 def _reached(x: list[float], y: list[float], target: float) -> float | None:
-    """The first x at which y has fallen to the target, by a line between logarithms; `None` if it never is so low, or
-    is from the start.
+    """Return the first x at which y falls to the target, by a line between logarithms.
+
+    `None` if y never reaches the target or starts below it.
     """
     for before, after in pairwise(range(len(x))):
         if y[before] > target >= y[after]:
@@ -161,12 +162,12 @@ def _reached(x: list[float], y: list[float], target: float) -> float | None:
 
 @dataclass(frozen=True)
 class _Read:
-    """What a model computes for n whole chunks of k tokens.
+    """The concepts of n complete chunks of k tokens.
 
     Attributes:
         tokens: [n, k].
         concepts: [n, d], u.
-        codes: [n, S], the nearest.
+        codes: [n, S], the nearest codes.
     """
 
     tokens: Tensor
@@ -174,12 +175,12 @@ class _Read:
     codes: Tensor
 
     def channels(self, segment: int) -> Tensor:
-        """[n, c], u in this segment."""
+        """Return the channels [n, c] of u in this segment."""
         return self.concepts.chunk(self.codes.shape[1], dim=-1)[segment]
 
 
 def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
-    """Return the chunks of a batch, row by row, and the concept module's whole output."""
+    """Return the chunks of a batch, row by row, and the complete output of the concept module."""
     import torch
 
     ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
@@ -204,7 +205,7 @@ def _validation(saved: Saved) -> _Read:
 
 
 def _open(path: str) -> Saved:
-    """Return a ConceptLM with codes, that reads rows of the length used in training."""
+    """Return a ConceptLM with codes that reads rows of the length used in training."""
     from mentalese.models.saved import load
 
     saved = load(path)
@@ -217,11 +218,11 @@ def _open(path: str) -> Saved:
 
 
 def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """Return a text chunk by chunk: its code in one segment, the error of the prediction, and chunks of the same code.
+    """Draw a text chunk by chunk: code in one segment, prediction error, and other chunks with the same code.
 
     The segment is the one whose codes the validation split uses most evenly. Next to a chunk are the chunks of that
-    split with the same code that are nearest to it in the segment's channels. The error is the mean squared one over
-    all channels (L_NCP, section 3), next to that of the validation split's mean concept, which needs no prediction.
+    split with the same code that are nearest to it in the segment's channels. The error is the mean squared error over
+    all channels (L_NCP, section 3), next to the error of the validation split's mean concept as a baseline.
     """
     from mentalese.data.batch import to_device
 
@@ -258,7 +259,7 @@ def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 def _chunks(
     tokenizer: Any, read: _Read, encoded: Any, split: _Read, num_codes: int
 ) -> tuple[list[dict[str, Any]], int, float]:
-    """Return the numbers of each chunk of a text; the segment that they are of, and its perplexity."""
+    """Return the numbers of each chunk of a text, the chosen segment, and its perplexity."""
     from mentalese.families.conceptlm.codebook import nearest_codes, usage
 
     used = usage(split.codes, num_codes)
@@ -268,9 +269,11 @@ def _chunks(
     guesses = nearest_codes(predicted, encoded.codes)[:, segment].tolist()
     of_mean = (split.concepts.mean(0) - read.concepts).square().mean(-1).tolist()
     chunks = []
-    for j, (tokens, own, code) in enumerate(zip(read.tokens, read.channels(segment), read.codes[:, segment].tolist())):
+    for j, (tokens, channels, code) in enumerate(
+        zip(read.tokens, read.channels(segment), read.codes[:, segment].tolist())
+    ):
         same = (split.codes[:, segment] == code).nonzero()[:, 0]
-        by_distance = same[(split.channels(segment)[same] - own).square().mean(-1).argsort()]
+        by_distance = same[(split.channels(segment)[same] - channels).square().mean(-1).argsort()]
         own_text = tokenizer.decode(tokens.tolist())
         chunks.append(
             {
@@ -288,7 +291,7 @@ def _chunks(
 
 
 def _different(tokenizer: Any, tokens: Tensor, order: Tensor, text: str) -> list[str]:
-    """Return the first few chunks in this order with another text, each once."""
+    """Return the first few chunks in this order whose texts differ from this one and from each other."""
     others: list[str] = []
     for index in order.tolist():
         other = tokenizer.decode(tokens[index].tolist())
@@ -300,7 +303,7 @@ def _different(tokenizer: Any, tokens: Tensor, order: Tensor, text: str) -> list
 
 
 def _draw_concepts(numbers: dict[str, Any]) -> Any:
-    """One line per chunk: its text on its code's colour, the predicted code, errors, and its nearest chunks."""
+    """Draw one line per chunk: its text on the colour of its code, the predicted code, errors, and nearest chunks."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 

@@ -1,18 +1,18 @@
 """ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", sections 2 and 3).
 
-Beside the next token a decoder predicts the next concept, a vector that stands for k tokens, and reads its prediction
-before it says the tokens:
+A decoder predicts not only the next token but also the next concept, a vector that represents k tokens, and reads the
+predicted concept before it predicts these tokens:
 
     encode      the first `insert_depth` token layers give hidden states h
-    pool        a concept u_j is the mean of the k states of chunk j; an unfinished chunk has none
+    pool        a concept u_j is the mean of the k states of chunk j; an unfinished chunk has no concept
     predict     concept layers read u_0 .. u_j; S linear heads weigh the codes of S codebooks: p_j, the next concept
     fuse        token t reads p_{floor((t+1)/k) - 1}: a chunk's last token, which predicts the next chunk's first one,
                 already has the next concept, and the first k - 1 tokens read zeros
     decode      the remaining token layers read h + e
 
-Concepts are read and added in front of a layer of the backbone, which is otherwise what transformers made it. A row's
+A hook before one layer of the backbone reads and adds concepts; the backbone is otherwise unchanged. A row's
 chunks begin at its first token, wherever padding stands. Letters in shapes: B rows of L tokens, d hidden size, C
-concepts that end in this call, of the row that has most.
+the most concepts of any row that end in this call.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ from mentalese.nn.controls import controlled
 
 
 class ConceptCache(ThoughtCache):
-    """Token layers' keys and values, and of each row: the sum of its unfinished chunk, the concept that it reads, and
-    the concept layers' keys and values, a column a concept. `codes` are the code tables, the same for all rows.
+    """The keys and values of token layers, and the state of concepts.
+
+    For each row: the sum of its unfinished chunk, the concept that its tokens read, and the keys and values of concept
+    layers with one column per concept. `codes` are the code tables, shared by all rows.
     """
 
     def __init__(self, num_hidden_layers: int = 0) -> None:
@@ -71,13 +73,13 @@ class ConceptCache(ThoughtCache):
 
 
 class _ConceptKeys:
-    """What the concept layers take for a cache: row i's concept j lies in column j, whatever padding the row has.
+    """The cache of the concept layers: concept j of each row is in column j, whatever the padding.
 
-    Rows end their chunks at different steps, so a column a step would waste k times the memory.
+    Rows complete their chunks at different steps, so one column per step would take k times the memory.
 
     Args:
-        columns: [B, C], where new keys go; `None`: after those held, if no row has padding.
-        width: columns that all rows together need.
+        columns: [B, C], the columns of new keys; `None`: after the stored ones, if no row has padding.
+        width: number of columns needed.
     """
 
     def __init__(self, state: dict[str, Tensor], columns: Tensor | None, width: int) -> None:
@@ -87,25 +89,25 @@ class _ConceptKeys:
         return self._written(f"concept_keys.{layer}", keys), self._written(f"concept_values.{layer}", values)
 
     def _written(self, name: str, new: Tensor) -> Tensor:
-        held = self.state.get(name, new[:, :, :0])
+        stored = self.state.get(name, new[:, :, :0])
         if self.columns is None:
-            whole = torch.cat((held, new), dim=2)
+            whole = torch.cat((stored, new), dim=2)
         else:
-            whole = F.pad(held, (0, 0, 0, max(self.width - held.shape[2], 0)))
+            whole = F.pad(stored, (0, 0, 0, max(self.width - stored.shape[2], 0)))
             rows = torch.arange(len(new), device=new.device)[:, None]
-            whole[rows, :, self.columns] = new.transpose(1, 2)  # a fresh tensor, whatever was padded
+            whole[rows, :, self.columns] = new.transpose(1, 2)  # a new tensor even without padding
         self.state[name] = whole
         return whole
 
 
 @dataclass
 class Concepts:
-    """What the concept module made of a call, for losses and traces.
+    """The output of the concept module in a call, for losses and traces.
 
     Attributes:
         pooled: [B, C, d], u.
         predicted: [B, C, d], p_j, the prediction of u_{j+1}.
-        valid: bool [B, C], which of them a row really has; `None` where it has all.
+        valid: bool [B, C], concepts that a row has; `None` if all rows have all.
         codes: [S, N, c], or `None` without a codebook.
         logits: [B, C, S * N], the heads' scores of the codes of u_{j+1}; `None` without a codebook.
     """
@@ -118,12 +120,12 @@ class Concepts:
 
     @cached_property
     def own(self) -> Tensor:
-        """[n, d], u of all concepts that the batch really has, row by row."""
+        """The concepts u of the batch without padding, row by row, [n, d]."""
         return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
 
     @cached_property
     def chosen(self) -> Tensor:
-        """[n, S], their nearest codes."""
+        """The nearest codes of these concepts, [n, S]."""
         assert self.codes is not None
         return nearest_codes(self.own.detach(), self.codes)
 
@@ -137,7 +139,7 @@ class ConceptEncoded(Encoded):
 
 @dataclass
 class _Call:
-    """What the layer in front of which concepts are read is told of a call."""
+    """The information about a call for the layer before which concepts are read."""
 
     chunks: Chunks
     cache: ConceptCache | None
@@ -152,10 +154,10 @@ COLLAPSED = 0.25
 
 @torch.no_grad()
 def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
-    """R^2 of a batch's predicted concepts: 1 - L_NCP / the targets' variance about their mean.
+    """Return R^2 of a batch's predicted concepts: 1 - L_NCP / the variance of the targets.
 
     Returns:
-        Scalar: 1 if all are right, 0 if they are no better than the mean concept, negative if worse; 0 without two
+        A scalar: 1 if all are exact, 0 if they are no better than the mean concept, negative if worse; 0 without two
         different targets.
     """
     targets, valid = concepts.pooled[:, 1:].float(), concepts.valid
@@ -169,7 +171,7 @@ def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
 
 @torch.no_grad()
 def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
-    """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which no loss asks for.
+    """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which are not part of any loss.
 
     Returns:
         `code_accuracy`, the share of segments whose largest logit is that of the nearest code, and `code_ce`, the
@@ -185,22 +187,22 @@ def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
     if not codes.numel():
         return dict.fromkeys(("code_accuracy", "code_ce"), concepts.logits.new_zeros((), dtype=torch.float32))
     logits = concepts.logits[:, :-1].float().unflatten(-1, concepts.codes.shape[:2])
-    found = {
+    scores = {
         "code_accuracy": (logits.argmax(-1) == codes).float(),
         "code_ce": F.cross_entropy(logits.movedim(-1, 1), codes, reduction="none"),
     }
     if valid is None:
-        return {name: values.mean() for name, values in found.items()}
+        return {name: values.mean() for name, values in scores.items()}
     real = valid[:, 1:].float()
-    return {name: (values * real).sum() / real.sum().clamp(min=1) for name, values in found.items()}
+    return {name: (values * real).sum() / real.sum().clamp(min=1) for name, values in scores.items()}
 
 
 class ConceptHeads(nn.Linear):
-    """S heads as one map, d to S * N."""
+    """The S heads as one map from d to S * N."""
 
 
 class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
-    """A Hugging Face decoder that predicts the next concept too and reads its prediction."""
+    """A Hugging Face decoder that also predicts the next concept and reads its own prediction."""
 
     config_class = ConceptLMConfig
     lora_targets = BACKBONE_TARGETS
@@ -227,7 +229,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             segments = config.segments
             self.codebook = Codebook(segments, config.num_codes, config.hidden_size // segments, config.codebook)
             self.heads = ConceptHeads(config.hidden_size, segments * config.num_codes)
-        # A method and no lambda: a copy of the model must call its own.
+        # A method, not a lambda, so that a copy of the model calls its own method.
         self.layers[config.insert_depth].register_forward_pre_hook(self._insert, with_kwargs=True)
         self._watched: tuple[int, Tensor | None] | None = (0, None)
         self.post_init()
@@ -248,14 +250,14 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         )
 
     def start_from_backbone(self) -> None:
-        """Concept layers become copies of the backbone's first ones (section 4.3)."""
+        """Copy the backbone's first layers to the concept layers (section 4.3)."""
         for number, layer in enumerate(self.concept_layers):
             layer.load_state_dict(self.layers[number % len(self.layers)].state_dict())
 
     # ------------------------------------------------------------------------------------------------- the concepts
 
     def _insert(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before layer `insert_depth`: its input becomes h + e. The backbone called by itself stays what it is."""
+        """Replace the input of layer `insert_depth` by h + e; direct calls of the backbone are unchanged."""
         call: _Call | None = kwargs.pop("concepts", None)
         if call is None:
             return None
@@ -266,13 +268,13 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         """Return the decoder's input [B, L, d] of the encoder's states (section 2.3)."""
         chunks, cache = call.chunks, call.cache
         state = {} if cache is None else cache.state
-        held = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
+        last_concept = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
         if cache is not None and chunks.slot is None and not chunks.count:  # inside a chunk, the most frequent step
-            own = hidden[:, 0] if hidden.shape[1] == 1 else hidden.sum(1)
-            state["sum"], state["concept"] = state["sum"] + own if "sum" in state else own, held
-            added = held[:, None]
+            call_sum = hidden[:, 0] if hidden.shape[1] == 1 else hidden.sum(1)
+            state["sum"], state["concept"] = state["sum"] + call_sum if "sum" in state else call_sum, last_concept
+            added = last_concept[:, None]
         else:
-            sums, table = chunks.sums(hidden, state.get("sum")), held[:, None]
+            sums, table = chunks.sums(hidden, state.get("sum")), last_concept[:, None]
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
                 predicted, codes, logits = self._predict(pooled, chunks, cache)
@@ -290,8 +292,9 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def _predict(
         self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """p [B, C, d] after concepts u [B, C, d] and those in the cache, the code tables [S, N, c], and the heads'
-        logits [B, C, S * N].
+        """Return predictions [B, C, d], code tables [S, N, c], and the heads' logits [B, C, S * N].
+
+        Predictions follow concepts u [B, C, d] and the concepts in the cache.
         """
         count = pooled.shape[1]
         before, alike = chunks.before, isinstance(chunks.before, int)
@@ -301,8 +304,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         state: dict[str, Tensor] = {} if cache is None else cache.state
         earlier = state["concept_keys.0"].shape[2] if "concept_keys.0" in state else 0
         keys = None if cache is None else _ConceptKeys(state, None if alike else column, width)
-        # A row's concepts lie side by side from column 0 on, so that a causal mask hides what comes after them; fused
-        # attention makes that itself.
+        # A row's concepts are contiguous from column 0 on, so that a causal mask hides the unused columns; fused
+        # attention creates this mask itself.
         fused = attention_of(self.backbone.config) == "sdpa"
         mask = None
         if (earlier or not fused) and not (alike and count == 1):
@@ -336,17 +339,17 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         trace: bool = False,
         output_hidden_states: bool = False,
     ) -> ConceptEncoded:
-        """Final hidden states [B, L, d], from where `cache` left off, and the call's concepts; the cache moves on.
+        """Return final hidden states [B, L, d] that continue `cache`, and the call's concepts; update the cache.
 
-        With a cache there may be no concept that ends in this call.
+        With a cache, possibly no concept ends in this call.
         """
         layout = self.token_layout(input_ids, attention_mask, cache)
         chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], layout.seen, layout.real, layout.on_host)
         if cache is None:  # processes that share weights must run the same layers, however short their texts
             chunks.count = max(chunks.count, 1)
         call = _Call(chunks, cast("ConceptCache | None", cache))
-        kept = {"output_hidden_states": True} if output_hidden_states else {}
-        output = self.run_backbone(input_ids, layout, cache, concepts=call, **kept)
+        options = {"output_hidden_states": True} if output_hidden_states else {}
+        output = self.run_backbone(input_ids, layout, cache, concepts=call, **options)
         return ConceptEncoded(
             hidden=output.last_hidden_state, hidden_states=output.hidden_states, concepts=call.concepts
         )
@@ -354,11 +357,11 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     # ------------------------------------------------------------------------------------------- training and cost
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """NTP + NCP + VQ (section 3), each by its weight.
+        """Return the weighted sum of NTP, NCP and VQ (section 3).
 
-        `metrics` holds the three apart, and how well concepts are predicted (`concept_r2`, see `explained`). Of the
-        codes that were nearest in this batch it holds the share used (`codebook_utilisation`) and the perplexity
-        (`codebook_perplexity`): means over segments, and the least of any. See `predicted_codes` for the rest.
+        `metrics` holds the three separately and the quality of predictions (`concept_r2`, see `explained`). For the
+        nearest codes of this batch it holds the share in use (`codebook_utilisation`) and the perplexity
+        (`codebook_perplexity`): mean and minimum over segments. See `predicted_codes` for the rest.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -379,10 +382,10 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return LossOutput(torch.stack(weighed).sum(), weight, metrics, encoded=lambda: encoded)
 
     def concept_losses(self, concepts: Concepts) -> dict[str, Tensor]:
-        """`ncp`, and `vq` where there is a codebook (section 3): means over all concepts, 0 where there are none.
+        """Return `ncp` and, with a codebook, `vq` (section 3): means over all concepts, 0 without concepts.
 
-        A step over several processes or micro-batches weighs them as it does the next token's, by their targets: the
-        same where rows are of one length.
+        Processes and micro-batches of a step are weighted by their next-token targets, as for the next-token loss; for
+        rows of one length this is exact.
         """
         pooled, valid = concepts.pooled, concepts.valid
         error = (concepts.predicted[:, :-1].float() - pooled[:, 1:].detach().float()).square().mean(-1)
@@ -396,10 +399,10 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @torch.compiler.disable
     def _watch(self, used: Usage, concepts: Tensor) -> None:
-        """Warn once where codebooks have collapsed: most inputs go to a few codes (appendix E.3).
+        """Warn once if codebooks have collapsed, so that most inputs have the same few codes (appendix E.3).
 
-        Where inputs are few, so are their codes: those of the last step's `concepts` [n, d] are held against how many
-        of these differ.
+        Few inputs have few codes, so the codes of the last step are compared with the number of different vectors in
+        `concepts` [n, d].
         """
         if self._watched is None:
             return
@@ -413,7 +416,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             return
         codes, differing = self.config.num_codes, len(concepts.detach().unique(dim=0))
         if float(used.utilisation.mean()) * codes < COLLAPSED * min(codes, differing):
-            self._watched = None  # said once
+            self._watched = None  # warn only once
             warnings.warn(
                 f"the codebooks have collapsed: the last {self.GUARD} steps used {share:.0%} of the codes; set "
                 f"codebook 'mlp', a lower learning rate or fewer codes (num_codes is {self.config.num_codes})",
@@ -422,7 +425,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @torch.no_grad()
     def codebook_usage(self, batches: Iterable[Batch]) -> Usage:
-        """How the codes of each segment are used over a text.
+        """Return the use of each segment's codes over a text.
 
         Raises:
             InputError: the model has no codebook.
@@ -446,7 +449,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return self.backbone_flops(rows, length) + self.concept_flops(rows, max(self._chunks(batch).count, 1))
 
     def concept_flops(self, rows: int, count: int) -> int:
-        """Of the concept layers, heads and codes, for this number of concepts per row."""
+        """Return the FLOPs of concept layers, heads and codes for this number of concepts per row."""
         config, inner = self.config, self.backbone.config
         attention = 2 * count * attention_width(inner) * config.concept_layers // inner.num_hidden_layers
         each, once = linear_weights(self.concept_layers) + attention, 0
@@ -456,9 +459,9 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return 2 * (rows * count * each + once)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `LanguageModel.training_flops`; nearest codes are found without a backward pass.
+        """See `LanguageModel.training_flops`; nearest codes have no backward pass.
 
-        Making the code tables is left out: it costs the same for any batch, and each process does it.
+        The computation of code tables is left out: it costs the same for any batch, and each process repeats it.
         """
         forward, config = self.forward_flops(batch), self.config
         if self.codebook is None:
@@ -471,10 +474,10 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     # ---------------------------------------------------------------------------------------- traces
 
     def fill(self, traces: list[ThoughtTrace], encoded: ConceptEncoded, real: Tensor) -> None:
-        """Each concept and what was predicted for it, both with their nearest codes, over its chunk's tokens.
+        """Add each concept and its prediction, both with their nearest codes, to the tokens of its chunk.
 
-        `concept_error` is that of the prediction of a token's chunk, the mean squared error; NaN if nothing was
-        predicted or the chunk is not finished. The curve has it by concept.
+        `concept_error` is the mean squared error of the prediction of a token's chunk; NaN without a prediction or in
+        an unfinished chunk. The curve has this error by concept.
         """
         concepts = encoded.concepts
         size = self.config.chunk_size
@@ -492,10 +495,10 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             errors = (predicted[:-1].float() - pooled[1:].float()).square().mean(-1)
             trace.curves["concept_error"] = errors
             for j in range(count):
-                own = columns[j * size : (j + 1) * size]
-                span = own[0], own[-1] + 1
+                chunk = columns[j * size : (j + 1) * size]
+                span = chunk[0], chunk[-1] + 1
                 trace.thoughts.append(Thought(pooled[j], *span, "concept", codes=tuple(codes[0][j])))
                 if j:
                     guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
                     trace.thoughts.append(guess)
-                    error[own] = errors[j - 1]
+                    error[chunk] = errors[j - 1]

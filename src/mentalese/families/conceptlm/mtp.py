@@ -1,8 +1,8 @@
 """Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
 
-The trunk is the backbone without its last layer; each of n heads is one layer on what the trunk gives; all share the
-final norm and the output embedding. The first head is the backbone's own last layer, so that the model says what its
-backbone says; the others, which predict the tokens after the next one, are trained and scored only.
+The trunk is the backbone without its last layer. Each of n heads is one layer on the trunk's output; all share the
+final norm and the output embedding. The first head is the backbone's last layer, so that the model generates as its
+backbone does. The others, which predict the tokens after the next one, are only trained and scored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mentalese.nn.loss import IGNORED
 
 @dataclass(kw_only=True)
 class MTPEncoded(Encoded):
-    """Final hidden states of the first head, and of the others [B, L, d] each if they were asked for."""
+    """Final hidden states of the first head and, for a trace, of the other heads, [B, L, d] each."""
 
     future: list[Tensor]
 
@@ -55,7 +55,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
         return Limits(hidden_states=None, loss="the losses of later tokens")
 
     def _look_ahead(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before the last layer: the other heads read what it reads."""
+        """Run the other heads on the input of the last layer."""
         future: list[Tensor] | None = kwargs.pop("future", None)
         if future is None:
             return None
@@ -72,7 +72,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
         trace: bool = False,
         output_hidden_states: bool = False,
     ) -> MTPEncoded:
-        """Final hidden states of the next token's head [B, L, d], from where `cache` left off; the cache moves on.
+        """Return final hidden states [B, L, d] of the first head that continue `cache`, and update the cache.
 
         Args:
             trace: also run the other heads, which have no cache: head i's states at t predict token t + i.
@@ -84,13 +84,13 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
             raise InputError("output_thoughts is True with a cache: pass the whole text in one call, without a cache")
         future: list[Tensor] = []
         layout = self.token_layout(input_ids, attention_mask, cache)
-        kept: dict[str, Any] = {"output_hidden_states": True} if output_hidden_states else {}
-        kept |= {"future": future} if trace else {}
-        output = self.run_backbone(input_ids, layout, cache, **kept)
+        options: dict[str, Any] = {"output_hidden_states": True} if output_hidden_states else {}
+        options |= {"future": future} if trace else {}
+        output = self.run_backbone(input_ids, layout, cache, **options)
         return MTPEncoded(hidden=output.last_hidden_state, hidden_states=output.hidden_states, future=future)
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """The sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` holds them apart, `ntp` the first."""
+        """Return the sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` has each, the first as `ntp`."""
         weights = self.target_weights(batch, **settings)
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         encoded, real = self.encode(ids, mask, trace=True), self.real_tokens(ids, mask, None)
@@ -113,8 +113,9 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
         return 3 * (self.forward_flops(batch) + 2 * rows * length * each)
 
     def fill(self, traces: list[ThoughtTrace], encoded: MTPEncoded, real: Tensor) -> None:
-        """Each later head's state over the token that it predicts, and what that token cost it: `surprisal.2` is in
-        nats, of the head that predicts two ahead.
+        """Add the state and the surprisal of each later head to the token that it predicts.
+
+        `surprisal.2` is the surprisal in nats under the head that predicts two tokens ahead.
         """
         input_ids = torch.stack([trace.input_ids for trace in traces])
         labels, length = input_ids.masked_fill(~real, IGNORED), input_ids.shape[1]
@@ -131,9 +132,9 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
 
 
 def _further(hidden: Tensor, labels: Tensor, real: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-    """States [B, n, d] and labels [B, n] of the head that predicts `ahead` tokens after the next: n = L - ahead.
+    """Return states [B, n, d] and labels [B, n] of the head for `ahead` tokens after the next; n = L - ahead.
 
-    What stands `ahead` before a row's first target may be padding, whose state predicts nothing.
+    The position `ahead` before a row's first target may be padding, which predicts nothing.
     """
     count = max(hidden.shape[1] - ahead, 0)
     return hidden[:, :count], labels[:, ahead:].masked_fill(~real.roll(1, dims=1)[:, :count], IGNORED)

@@ -1,10 +1,10 @@
-"""The authors' published checkpoints as models of ours (LUMIA-Group/ConceptLM: Pythia-410M, Llama-3.1-8B).
+"""Conversion of the authors' published checkpoints (LUMIA-Group/ConceptLM: Pythia-410M, Llama-3.1-8B).
 
     convert("their-folder", "conceptlm-pythia-410m")
 
 Their weights are the backbone's, split into `encoder` and `decoder`, the concept layers (`hlm`, `hlm_layers`), one head
-a segment (`ctx_lm_head`) and one SimVQ module a segment (`vqs`), by the names of the release's model files and of
-`vector_quantize_pytorch`. What their configs can ask for and this module does not compute is refused.
+per segment (`ctx_lm_head`) and one SimVQ module per segment (`vqs`). Names are those of the release's model files and
+of `vector_quantize_pytorch`. Settings of their configs that this library does not compute raise an error.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _COMPUTED |= {"layer_norm_option": "rawadd"}
 
 
 def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
-    """Write the model of a published folder into `out`, with its tokenizer; weights keep their precision.
+    """Write the model of a published folder with its tokenizer to `out`; weights keep their precision.
 
     Returns:
-        The model, without the buffers that are not saved: open it from `out`.
+        The model without the buffers that are not saved; open it from `out` to use it.
 
     Raises:
         InputError: no such folder, another kind of model, a setting that is not computed here, weights that are
@@ -73,16 +73,16 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
-    found, wanted = weights(state, theirs, head), model.state_dict()
+    converted, target = weights(state, theirs, head), model.state_dict()
     if config.tie_word_embeddings:
-        wanted.pop(f"{head}.weight")
-    for name in [*(wanted.keys() - found.keys()), *(found.keys() - wanted.keys())]:
-        raise InputError(f"{folder}: {name} is {'missing' if name in wanted else 'of no use here'}: use whole weights")
-    for name, value in found.items():
-        if value.shape != wanted[name].shape:
-            sizes = f"{tuple(value.shape)}, and by config.json {tuple(wanted[name].shape)}"
+        target.pop(f"{head}.weight")
+    for name in [*(target.keys() - converted.keys()), *(converted.keys() - target.keys())]:
+        raise InputError(f"{folder}: {name} is {'missing' if name in target else 'of no use here'}: use whole weights")
+    for name, value in converted.items():
+        if value.shape != target[name].shape:
+            sizes = f"{tuple(value.shape)}, and by config.json {tuple(target[name].shape)}"
             raise InputError(f"{folder}: {name} is {sizes}: use the folder's own config.json")
-    model.load_state_dict(found, strict=False, assign=True)
+    model.load_state_dict(converted, strict=False, assign=True)
     model.tie_weights()
     with whole_folder(out, replace=False) as temporary:
         model.save_pretrained(temporary)
@@ -91,7 +91,7 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
 
 
 def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
-    """Our config of theirs; raises `InputError` for what is not computed here."""
+    """Return the config for a published one; raise `InputError` for settings that are not computed here."""
     kind = theirs.get("model_type")
     if kind not in _NAMES:
         raise InputError(f"config.json: model_type is {kind!r}: use a published model of {' or '.join(_NAMES)}")
@@ -124,10 +124,10 @@ def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
 
 
 def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict[str, Tensor]:
-    """Their weights by our names.
+    """Return the published weights by the names of our model.
 
     Args:
-        theirs: their config.
+        theirs: the published config.
         head: our name of the output embedding.
 
     Raises:
@@ -156,7 +156,7 @@ def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict
 
 
 def _stacked(segments: dict[str, dict[int, Tensor]]) -> dict[str, Tensor]:
-    """Heads and codebooks, which are one tensor here, of those of each segment; heads that no codebook has are none."""
+    """Return heads and codebooks, stacked over segments; heads without a codebook are left out."""
     count = len(segments.get("vqs.frozen_codebook", {}))
 
     def of(name: str) -> list[Tensor]:
@@ -167,9 +167,9 @@ def _stacked(segments: dict[str, dict[int, Tensor]]) -> dict[str, Tensor]:
 
     if not count:
         raise InputError("the weights have no vqs.0.frozen_codebook: use those of a published ConceptLM")
-    made = {"heads.weight": torch.cat(of("ctx_lm_head.weight")), "heads.bias": torch.cat(of("ctx_lm_head.bias"))}
-    made["codebook.frozen"] = torch.stack(of("vqs.frozen_codebook")).float()
+    tensors = {"heads.weight": torch.cat(of("ctx_lm_head.weight")), "heads.bias": torch.cat(of("ctx_lm_head.bias"))}
+    tensors["codebook.frozen"] = torch.stack(of("vqs.frozen_codebook")).float()
     for ours, layer in (("up", 0), ("down", 2)):
-        made[f"codebook.{ours}"] = torch.stack(of(f"vqs.code_transform.{layer}.weight")).transpose(1, 2).float()
-        made[f"codebook.{ours}_bias"] = torch.cat(of(f"vqs.code_transform.{layer}.bias")).float()
-    return {name: value.contiguous() for name, value in made.items()}
+        tensors[f"codebook.{ours}"] = torch.stack(of(f"vqs.code_transform.{layer}.weight")).transpose(1, 2).float()
+        tensors[f"codebook.{ours}_bias"] = torch.cat(of(f"vqs.code_transform.{layer}.bias")).float()
+    return {name: value.contiguous() for name, value in tensors.items()}

@@ -1,16 +1,15 @@
-"""Recipes of ConceptLM with what it is compared with, on the same text.
+"""Recipes of ConceptLM and the models that it is compared with, on the same text.
 
 `variant(recipe, name)` turns a decoder's recipe into one of
 
-    concept     ConceptLM: two concept layers, k 4, N 64, S as many as heads (section 4.1)
+    concept     ConceptLM: two concept layers, k = 4, N = 64, S the number of attention heads (section 4.1)
     base        the decoder itself
     pm          parameter-matched: the decoder with two more token layers
-    context     ContextLM: the concept layers' output is the next concept, and only tokens have a loss
+    context     ContextLM: the output of the concept layers is the next concept, and only tokens have a loss
     mtp         multi-token prediction
 
 Tables 1, 2 and 14 are `table1-*`, table 3 is `table3-*`. Tables 4, 5 and 15 to 18 and figure 4 are overrides of
-`ablation`. Learning rates and batches are those of tables 10
-to 12; warm-up and decay are not given (ours).
+`ablation`. Learning rates and batches are from tables 10 to 12; the paper does not state warm-up and decay (ours).
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recip
     """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
-        suffix: of the new name; `-NAME` by default, and none of ConceptLM's own.
-        fields: of the model's config.
+        suffix: suffix of the new name; by default `-NAME`, and empty for ConceptLM.
+        fields: fields of the model's config.
     """
     decoder = recipe.model
     wrapped = {"backbone": decoder, **fields}
@@ -85,7 +84,7 @@ def against(recipe: Recipe, baseline: Recipe) -> Recipe:
 
 
 def tiny() -> list[Recipe]:
-    """Beside `gpt2/tiny`, on the same tokens."""
+    """Return the variants of `gpt2/tiny`, on the same tokens."""
     recipe = Recipe(
         name="conceptlm/tiny",
         description="GPT-2, 12 layers of width 64, 100,000 tokens",
@@ -96,8 +95,8 @@ def tiny() -> list[Recipe]:
         evaluation=EvaluationConfig(max_documents=4),
         baseline="gpt2/tiny",
     )
-    # Outputs of a layer drift faster than embeddings do: codes need more steps, of the same tokens in all, and
-    # after GPT-2's first layer smaller ones.
+    # Outputs of a layer drift faster than embeddings do: codes need more steps on the same number of tokens, and
+    # smaller ones after GPT-2's first layer.
     steps = dataclasses.replace(recipe, layout=Packed(batch_size=2), baseline=None)
     smaller = dataclasses.replace(steps, optimizer=dataclasses.replace(steps.optimizer, learning_rate=1e-3))
     narrow = {
@@ -135,11 +134,11 @@ def small() -> list[Recipe]:
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: GPT-2 with 6 layers of width 128, 1M tokens.
+    """Return small models for textbooks on a CPU: GPT-2 with 6 layers of width 128, 1M tokens.
 
     Concepts are read before the first layer, before the second, and at two thirds of the depth. Before the first layer
-    h is no more than embeddings, which what concepts add soon drowns (`-sum`, `-context-sum`): both are normed there,
-    as the release's GPT-2 does.
+    h consists of embeddings, and added concepts soon dominate them (`-sum`, `-context-sum`). Both are therefore
+    normed there, as in the release's GPT-2.
     """
     recipe = Recipe(
         name="conceptlm/openstax",
@@ -152,7 +151,7 @@ def openstax() -> list[Recipe]:
         evaluation=EvaluationConfig(max_documents=16),
     )
     pm = variant(recipe, "pm")
-    made = [
+    recipes = [
         variant(recipe, "concept", insert_depth=0, fusion="norm_sum", **SHORT),
         variant(recipe, "concept", "-sum", insert_depth=0, **SHORT),
         variant(recipe, "concept", "-l1", insert_depth=1, **SHORT),
@@ -162,7 +161,7 @@ def openstax() -> list[Recipe]:
         variant(recipe, "mtp"),
         variant(recipe, "base"),
     ]
-    return [*(against(one, pm) for one in made), pm]
+    return [*(against(one, pm) for one in recipes), pm]
 
 
 # ---------------------------------------------------------------------------------------------------------- the paper
@@ -203,7 +202,7 @@ def trained(
     """Return a run of the paper.
 
     Args:
-        parts: micro-batches of a step on one process.
+        parts: micro-batches per step on one process.
     """
     return Recipe(
         name=f"conceptlm/{name}",
@@ -221,8 +220,8 @@ def trained(
 
 
 def table1() -> list[Recipe]:
-    """Tables 1, 2 and 14: GPT-2 on 8B tokens of OpenWebText, Pythia on 300B of the Pile."""
-    made = []
+    """Return tables 1, 2 and 14: GPT-2 on 8B tokens of OpenWebText, Pythia on 300B of the Pile."""
+    recipes = []
     for size, (width, heads, layers, _) in GPT2_PUBLISHED.items():
         recipe = trained(
             f"table1-gpt2-{size}",
@@ -254,7 +253,7 @@ def table1() -> list[Recipe]:
             variant(untied, "concept", "-release-l1", **as_released | {"insert_depth": 1}),
             variant(untied, "context", "-release-context", **normed),
         ]
-        made += [
+        recipes += [
             *(against(one, pm) for one in concept),
             pm,
             variant(recipe, "base"),
@@ -263,12 +262,12 @@ def table1() -> list[Recipe]:
             variant(untied, "base", "-release-base"),
         ]
     for size, (width, heads, layers, rate) in PYTHIA.items():
-        rate = 4e-4 if size == "410m" else rate  # table 11; Pythia's own is 3e-4
+        rate = 4e-4 if size == "410m" else rate  # table 11; Pythia used 3e-4
         base = variant(pythia(f"table1-pythia-{size}", "Table 1", 300, width, heads, layers, rate), "base")
         recipe = dataclasses.replace(base, name=base.name.removesuffix("-base"))
-        made += [against(variant(recipe, name), base) for name in ("concept", "context")]
-        made.append(base)
-    return made
+        recipes += [against(variant(recipe, name), base) for name in ("concept", "context")]
+        recipes.append(base)
+    return recipes
 
 
 def pythia(
@@ -280,7 +279,7 @@ def pythia(
     layers: int = LAYERS_160M,
     rate: float = 6e-4,
 ) -> Recipe:
-    """Pythia on the Pile (table 11); 160M on 30B tokens for the ablations (section 5)."""
+    """Return Pythia on the Pile (table 11); 160M on 30B tokens for the ablations (section 5)."""
     millions = next(size for size, shape in PYTHIA.items() if shape[0] == width)
     return trained(
         name,
@@ -295,10 +294,12 @@ def pythia(
 
 
 def table3() -> list[Recipe]:
-    """Llama-3.1-8B trained on, 9.6B tokens in rows of 8,192 (table 12). The paper's LongCtxEng is given by `--data`.
+    """Return the training of Llama-3.1-8B on 9.6B tokens in rows of 8,192 (table 12).
 
-    `table3-llama-8b` and `-pm` start from models that `mentalese grow` made, `--train.init`: with concept layers, or
-    with two more token layers (`--config token_layers=2`), which all start as copies of the first two (section 4.3).
+    `--data` sets the text, the paper's LongCtxEng.
+
+    `table3-llama-8b` and `-pm` start from models of `mentalese grow` (`--train.init`): with concept layers, or with two
+    more token layers (`--config token_layers=2`). Both start as copies of the first two layers (section 4.3).
     """
     recipe = trained(
         "table3-llama-8b",
@@ -313,19 +314,19 @@ def table3() -> list[Recipe]:
         parts=12,  # 8 processes share 96 rows
         evaluation=LONG,
     )
-    # With float32 weights and Adam's moments, 16 bytes a weight are more than a GPU has.
+    # Float32 weights and Adam's moments, 16 bytes per weight, exceed the memory of a GPU.
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
     pm = variant(recipe, "pm")
     return [against(variant(recipe, "concept"), pm), pm, variant(recipe, "base")]
 
 
 def ablations() -> list[Recipe]:
-    """Pythia-160M, concepts before the second layer: what tables 4, 5 and 15 to 18 and figure 4 vary by one field each.
+    """Return Pythia-160M with concepts before the second layer, the base of tables 4, 5, 15 to 18 and figure 4.
 
-    `ablation` is the method, `ablation-pm` has two more token layers. Each row of a table is an override (README).
+    `ablation` is the method, `ablation-pm` has two more token layers. Each row of a table overrides one field (README).
     """
     recipe = pythia("ablation", "Tables 4, 5, 15 to 18, Figure 4")
-    made = [variant(recipe, "concept"), variant(recipe, "mtp")]
+    recipes = [variant(recipe, "concept"), variant(recipe, "mtp")]
     twins = [
         dataclasses.replace(
             recipe,
@@ -336,7 +337,7 @@ def ablations() -> list[Recipe]:
         for layers in (6, 10)
     ]
     pm = variant(recipe, "pm")
-    return [*(against(one, pm) for one in made), pm, *twins]
+    return [*(against(one, pm) for one in recipes), pm, *twins]
 
 
 RECIPES = [*tiny(), *small(), *openstax(), *table1(), *table3(), *ablations()]
