@@ -1,4 +1,4 @@
-"""Latent Thought Models: thoughts of a whole text, inferred for each text by gradient steps (Kong et al.)."""
+"""Latent Thought Models: thoughts of a text, inferred by gradient steps (Kong et al.)."""
 
 from mentalese.registry import Family
 

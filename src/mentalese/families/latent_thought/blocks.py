@@ -1,4 +1,4 @@
-"""The modules of Latent Thought Models: blocks of the decoder, the encoder of a VAE, and what they share in a pass.
+"""The modules of Latent Thought Models: blocks of the decoder, the encoder of a VAE, and the data shared in a pass.
 
 Letters in shapes: B rows of N packed tokens, n thoughts per layer, N_z in all, d hidden size, d_h head size.
 """
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class PackedBatch:
-    """What all blocks of a pass share.
+    """The data that all blocks of a pass share.
 
     Attributes:
-        rows: where the tokens are in the columns of the batch.
+        rows: the columns of the tokens in the batch.
         ids: [B, N], the packed tokens.
-        rotary: cosines and sines of tokens [1 or B, 1, N, d_h / 2].
-        latent_rotary: those of a layer's thoughts [n, d_h / 2].
+        rotary: cosines and sines for tokens [1 or B, 1, N, d_h / 2].
+        latent_rotary: cosines and sines for the thoughts of a layer [n, d_h / 2].
         window: see `window_mask`.
-        past: of a pass that continues a cache.
+        past: the cache that the pass continues, if any.
     """
 
     rows: PackedRows
@@ -47,12 +47,13 @@ class PackedBatch:
 
 @dataclass
 class Past:
-    """A cache in use. Keys and values are in `window_size` slots, position p in slot p modulo `window_size`.
+    """A cache in use, with keys and values in `window_size` slots: position p in slot p modulo `window_size`.
 
     Attributes:
-        state: the cache's: `k.LAYER`, `v.LAYER` [B, heads, window, d_h], `zk.LAYER`, `zv.LAYER` [B, heads, n, d_h].
+        state: the state of the cache: `k.LAYER`, `v.LAYER` [B, heads, window, d_h], `zk.LAYER`, `zv.LAYER` [B, heads,
+            n, d_h].
         newest: [B, window], the new token that enters a slot; negative: the slot keeps its token.
-        visible: bool [B, 1, N, m], for the keys of `attend`; `None`: nothing came before.
+        visible: bool [B, 1, N, m], for the keys of `attend`; `None`: no earlier tokens.
     """
 
     state: dict[str, Tensor]
@@ -60,7 +61,7 @@ class Past:
     visible: Tensor | None
 
     def keep(self, name: str, new: Tensor) -> Tensor:
-        """Store new keys or values [B, heads, N, d_h]; returns those that queries read, [B, heads, m, d_h]."""
+        """Store new keys or values [B, heads, N, d_h]; return the ones that queries read, [B, heads, m, d_h]."""
         old = self.state[name] if name in self.state else new.new_zeros(())
         slots = new
         if new.shape[2] > 1:
@@ -68,12 +69,12 @@ class Past:
         self.state[name] = torch.where(self._enters, slots, old)
         if self.visible is None:
             return new
-        # One token takes the slot of the one that has just left its window; several still need those.
+        # One token overwrites the slot that just left its window; several tokens still need these slots.
         return self.state[name] if new.shape[2] == 1 else torch.cat((old, new), dim=2)
 
     @cached_property
     def _enters(self) -> Tensor:
-        """Bool [B, 1, window, 1], the slots that a new token enters."""
+        """The slots that a new token enters, bool [B, 1, window, 1]."""
         return (self.newest >= 0)[:, None, :, None]
 
     @cached_property
@@ -82,7 +83,7 @@ class Past:
 
 
 def slot_positions(count: Tensor, window: int) -> Tensor:
-    """[B, window], the position in each slot after `count` [B, 1] tokens; negative: the slot is empty."""
+    """Return the position in each slot [B, window] after `count` [B, 1] tokens; negative: the slot is empty."""
     last = count - 1
     return last - (last - torch.arange(window, device=count.device)) % window
 
@@ -97,7 +98,7 @@ class SelfAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, packed: PackedBatch) -> Tensor:
-        """[B, N, d] to [B, N, d]."""
+        """Return the attention output [B, N, d]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = rotate_first(qkv, *packed.rotary)
         past = packed.past
@@ -121,7 +122,7 @@ class CrossAttention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, z: Tensor, packed: PackedBatch) -> Tensor:
-        """[B, N, d] and thoughts [B, n, d] to [B, N, d]; a cache keeps the thoughts of its first call."""
+        """Return the output [B, N, d] for thoughts [B, n, d]; a cache keeps the thoughts of its first call."""
         q = rotate(self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *packed.rotary)
         state = {} if packed.past is None else packed.past.state
         names = f"zk.{self.layer}", f"zv.{self.layer}"
@@ -160,11 +161,11 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
     ) -> Tensor:
-        """[B, N, d] to [B, N, d].
+        """Return the states [B, N, d] after the block.
 
         Args:
-            z: [B, n, d]; `None`: a model without thoughts, or a pass that ends before them.
-            before_z: run the self-attention; False: x is its output.
+            z: [B, n, d]; `None` without thoughts, or if the pass ends before them.
+            before_z: run the self-attention; False: x is already its output.
             after: run the rest of the block.
         """
         if before_z:
@@ -189,7 +190,7 @@ class EncoderBlock(GradientCheckpointingLayer):
         self.mlp = SwiGLU(config)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
-        """[B, m, d] to [B, m, d]; seen: bool [B, 1, 1, m], `None`: all."""
+        """Return the states [B, m, d] after the block; `seen` is bool [B, 1, 1, m], `None` for all."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
         out = F.scaled_dot_product_attention(*rotate_first(qkv.permute(2, 0, 3, 1, 4), *rotary), seen)
         x = x + self.out(out.transpose(1, 2).flatten(2))
@@ -197,9 +198,9 @@ class EncoderBlock(GradientCheckpointingLayer):
 
 
 class Encoder(nn.Module):
-    """The inference model of a VAE (section 2.2, table 4): one learned query per thought, encoded with the text.
+    """The inference model of a VAE (section 2.2, table 4): one learned query per thought, read with the text.
 
-    Queries have the positions of their thoughts. Tokens have the embeddings of the decoder.
+    Queries have the positions of their thoughts. Tokens use the embeddings of the decoder.
     """
 
     def __init__(self, config: LTMConfig) -> None:
@@ -210,14 +211,14 @@ class Encoder(nn.Module):
         self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
 
     def forward(self, tokens: Tensor, read: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Means and log variances [B, N_z, d], of embedded tokens [B, N, d].
+        """Return means and log variances [B, N_z, d] from embedded tokens [B, N, d].
 
         Args:
             read: bool [B, N], the tokens that may be attended to.
         """
         count = len(self.queries)
         x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
-        everything = read.device.type == "cpu" and bool(read.all())  # a GPU is not waited for
+        everything = read.device.type == "cpu" and bool(read.all())  # without waiting for a GPU
         seen = None if everything else F.pad(read, (count, 0), value=True)[:, None, None]
         layers = count // len(packed.latent_rotary[0])
         rotary = [torch.cat((z.repeat(layers, 1), x[0, 0])) for z, x in zip(packed.latent_rotary, packed.rotary)]

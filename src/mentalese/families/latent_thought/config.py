@@ -104,15 +104,15 @@ class LTMConfig(LatentThoughtConfig):
 
     @property
     def latents_per_layer(self) -> int:
-        """n, thoughts per layer."""
+        """n, the number of thoughts per layer."""
         return self.num_latents if self.shared_latents else self.num_latents // self.num_hidden_layers
 
     @property
     def scoring(self) -> str:
-        """How thoughts are inferred to score a text. Scores need a divergence, which `langevin` does not have."""
+        """The inference method for scores; scores need a divergence, which `langevin` does not have."""
         return "amortised" if self.inference == "amortised" else "variational"
 
     @property
     def width(self) -> int:
-        """Channels of SwiGLU."""
+        """The number of channels of SwiGLU."""
         return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32

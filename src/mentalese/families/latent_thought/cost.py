@@ -1,4 +1,4 @@
-"""What passes cost, counted as PyTorch's FLOP counter counts (`LanguageModel.forward_flops`)."""
+"""The cost of passes, in FLOPs as PyTorch's counter counts them (`LanguageModel.forward_flops`)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from mentalese.nn.window import window_pairs
 
 
 def forward_flops(config: LTMConfig, batch: Batch) -> int:
-    """One pass given thoughts."""
+    """Return the FLOPs of one pass with given thoughts."""
     first, rest, _ = _decoder(config, batch)
     return 2 * (first + rest)
 
 
 def training_flops(config: LTMConfig, batch: Batch) -> int:
-    """T_fast passes with gradients of activations alone, and one with those of weights too.
+    """Return the FLOPs of T_fast passes with gradients of activations, and one pass with all gradients.
 
-    With `slow_grad="accumulate"` all have gradients of weights. With an encoder there is one pass, through it as well.
-    Gradients of activations cost a pass, and attention once more. The paper counts (T_fast + 1) whole steps.
+    With `slow_grad="accumulate"` all passes have gradients of weights. With an encoder there is a single pass, which
+    includes the encoder. Gradients of activations cost one pass, plus attention once more. The paper counts (T_fast +
+    1) whole steps.
     """
     first, rest, attention = _decoder(config, batch)
     if not config.num_latents or config.inference == "amortised":
@@ -27,7 +28,7 @@ def training_flops(config: LTMConfig, batch: Batch) -> int:
 
 
 def scoring_flops(config: LTMConfig, batch: Batch) -> int:
-    """T_fast passes with gradients of activations, or one through an encoder, and a pass given thoughts."""
+    """Return the FLOPs of T_fast passes with gradients of activations, or of the encoder, plus one forward pass."""
     first, rest, attention = _decoder(config, batch)
     if not config.num_latents or config.scoring == "amortised":
         return 2 * (first + rest + _encoder(config, batch))
@@ -35,13 +36,13 @@ def scoring_flops(config: LTMConfig, batch: Batch) -> int:
 
 
 def _length(batch: Batch) -> int:
-    """Tokens of the longest row: N."""
+    """Return N, the number of tokens in the longest row."""
     mask = batch.get("attention_mask")
     return batch["input_ids"].shape[1] if mask is None else int(mask.sum(1).max())
 
 
 def _decoder(config: LTMConfig, batch: Batch) -> tuple[int, int, int]:
-    """Multiply-adds of a pass: of the first self-attention, of all else, and of attention within the latter."""
+    """Return multiply-adds of a pass: the first self-attention, all the rest, and the rest's share of attention."""
     rows, width = batch["input_ids"].shape
     length = _length(batch)
     d, n, layers = config.hidden_size, config.latents_per_layer, config.num_hidden_layers
@@ -55,7 +56,7 @@ def _decoder(config: LTMConfig, batch: Batch) -> tuple[int, int, int]:
 
 
 def _encoder(config: LTMConfig, batch: Batch) -> int:
-    """Multiply-adds of a pass through the encoder."""
+    """Return multiply-adds of a pass through the encoder."""
     if config.inference != "amortised":
         return 0
     d, n = config.hidden_size, config.num_latents

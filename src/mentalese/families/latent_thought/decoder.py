@@ -1,7 +1,7 @@
-"""The decoder of Latent Thought Models: text, given thoughts.
+"""The decoder of Latent Thought Models, which predicts text from thoughts.
 
-A pass is split where thoughts begin to matter. `read` runs what does not depend on them, once per batch; `decode` runs
-the rest, at each step of inference. Letters in shapes: B rows of N packed tokens, N_z thoughts, d hidden size.
+A pass has two parts. `read` runs everything that does not depend on thoughts, once per batch; `decode` runs the rest at
+each step of inference. Letters in shapes: B rows of N packed tokens, N_z thoughts, d hidden size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mentalese.nn.window import window_mask
 
 
 class LTMCache(ThoughtCache):
-    """Keys and values as named states, and whether its thoughts came from the caller."""
+    """Keys and values as named states, and a flag for thoughts that came from the caller."""
 
     def __init__(self, num_hidden_layers: int = 0) -> None:
         super().__init__(num_hidden_layers)
@@ -37,7 +37,7 @@ class LTMCache(ThoughtCache):
 
 
 class _Decoding(nn.Module):
-    """What `torch.compile` takes of a decoder: all of its layers at once, which a fast step runs and nothing else."""
+    """The compiled part of a decoder: all layers in one graph, as a fast step runs them."""
 
     def __init__(self, model: LTMDecoder) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Decoding(nn.Module):
 
 
 class LTMDecoder(LatentThoughtModel[E]):
-    """Blocks with a short window that also attend to thoughts; with `num_latents` = 0 the same blocks without them."""
+    """Blocks with a short window that also attend to thoughts; with `num_latents` = 0, blocks without thoughts."""
 
     config_class = LTMConfig
     cache_class = LTMCache
@@ -79,20 +79,20 @@ class LTMDecoder(LatentThoughtModel[E]):
         return LTMCache()
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The layers of a step as one graph, and the encoder's: what runs them a number of times is not traced."""
+        """Return the layers of a step as one graph, and those of the encoder; the loop over steps is not traced."""
         return [_Decoding(self), *([] if self.encoder is None else self.encoder.blocks)]
 
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: ThoughtCache | None = None
     ) -> tuple[Tensor, PackedBatch]:
-        """What does not depend on thoughts: the stream [B, N, d] after the first self-attention, and what blocks share.
+        """Return the stream [B, N, d] after the first self-attention, before thoughts, and the blocks' shared data.
 
         Args:
             input_ids, attention_mask: [B, width].
-            cache: the tokens continue it, and it moves on.
+            cache: a cache that the tokens continue and update.
 
         Raises:
-            InputError: a mask of another width, or a row of padding alone.
+            InputError: a mask of another width, or a row that has only padding.
         """
         config, device = self.config, input_ids.device
         rows = self._pack(input_ids, attention_mask, cache)
@@ -115,7 +115,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return self.blocks[0](self.embed(ids), None, packed, after=False), packed
 
     def _pack(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> PackedRows:
-        """Where the tokens are; with a cache in use a row may have none."""
+        """Return the columns of tokens; with a cache in use a row may have no token."""
         if attention_mask is None:
             return PackedRows.unpadded(input_ids)
         rows = PackedRows.of(self.real_tokens(input_ids, attention_mask, cache))
@@ -134,7 +134,9 @@ class LTMDecoder(LatentThoughtModel[E]):
             slots = slot_positions(after if length == 1 else before, window)
             keys = slots if length == 1 else torch.cat((slots, places), dim=1)
             ago = places[:, :, None] - keys[:, None]
-            first = torch.arange(keys.shape[1], device=keys.device) == 0  # padding sees something: no row is empty
+            first = (
+                torch.arange(keys.shape[1], device=keys.device) == 0
+            )  # padding reads one key, so that no row is empty
             visible = ((keys[:, None] >= 0) & (ago >= 0) & (ago < window)) | (first & (lengths == 0)[:, None, None])
             visible = visible[:, None]
         past = Past(cache.state, slot_positions(after, window) - before, visible)
@@ -143,9 +145,9 @@ class LTMDecoder(LatentThoughtModel[E]):
         return places, past
 
     def decode(self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, kept: list[Tensor] | None = None) -> Tensor:
-        """Return the stream [B, N, d] of `read` and thoughts [B, N_z, d] to what the head reads, [B, N, d].
+        """Return the head's input [B, N, d] from the stream [B, N, d] of `read` and thoughts [B, N_z, d].
 
-        Thoughts are layer-major; `None` is the prior mean. The stream after each block but the last goes to `kept`.
+        Thoughts are layer-major; `None` is the prior mean. `kept` receives the stream after each block except the last.
         """
         if self.compiled_layers is None or packed.past is not None or kept is not None:
             return self.run_layers(x, z, packed, kept=kept)
@@ -154,7 +156,7 @@ class LTMDecoder(LatentThoughtModel[E]):
     def run_layers(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, kept: list[Tensor] | None = None
     ) -> Tensor:
-        """`decode`, which may be compiled instead."""
+        """Run `decode`, or its compiled graph."""
         config = self.config
         if z is None and config.num_latents:
             z = x.new_zeros(len(x), config.num_latents, config.hidden_size)
@@ -168,7 +170,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return self.final_norm(x)
 
     def check_z(self, z: Tensor | None, rows: int) -> Tensor | None:
-        """Return the thoughts that a caller passed; raises `InputError` unless their shape is [rows, N_z, d]."""
+        """Return the thoughts from the caller; raise `InputError` unless their shape is [rows, N_z, d]."""
         config = self.config
         shape = (rows, config.num_latents, config.hidden_size)
         if z is not None and (z.shape != shape or not config.num_latents):

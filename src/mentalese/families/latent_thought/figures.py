@@ -1,8 +1,8 @@
-"""Figures of Latent Thought Models: what each layer's thoughts contain of a text, and where fast steps lead.
+"""Figures of Latent Thought Models: the text that thoughts of each layer encode, and the effect of fast steps.
 
 Texts are non-overlapping rows of the validation split, of the length used in training, the longest first. Each row is
-a text of its own, and its first token is given. Thoughts are found by Algorithm 1, or by the encoder of a model that
-has one.
+a separate text, and its first token is not predicted. Thoughts are inferred by Algorithm 1, or by the encoder of a
+model that has one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from mentalese.data.batch import Batch
     from mentalese.models.saved import Saved
 
-SEQUENCES = 200  # that are reconstructed (appendix B)
-ROWS = 32  # whose inference is drawn
-BEYOND = 4  # times T_fast: how far inference is followed
+SEQUENCES = 200  # rows to reconstruct (appendix B)
+ROWS = 32  # rows for the figure of inference
+BEYOND = 4  # fast steps for this figure, in units of T_fast
 TIMES = (0.5, 1, 2, 4)  # T_fast at test time, in units of training's
 WIDTH = 100  # characters of a line
 
@@ -51,7 +51,7 @@ WIDTH = 100  # characters of a line
 
 
 def _open(paths: Sequence[str]) -> list[Saved]:
-    """Latent Thought Models, or the same decoder without thoughts, that read rows of the length used in training."""
+    """Return Latent Thought Models, or decoders without thoughts, that read rows of the length used in training."""
     from mentalese.models.saved import load
 
     models = []
@@ -65,7 +65,7 @@ def _open(paths: Sequence[str]) -> list[Saved]:
 
 
 def _one(paths: Sequence[str], name: str, *, layered: bool = False) -> tuple[Saved, str]:
-    """Return the only model, which has thoughts, and its name; `layered`: each layer has thoughts of its own."""
+    """Return the only model, which must have thoughts, and its name; `layered`: with thoughts for each layer."""
     path = only_path(paths, f"latent_thought/{name}")
     (saved,), (label,) = _open([path]), model_names([path])
     if not saved.model.config.num_latents:
@@ -79,7 +79,7 @@ def _one(paths: Sequence[str], name: str, *, layered: bool = False) -> tuple[Sav
 
 
 def _takes_steps(saved: Saved) -> bool:
-    """Return whether thoughts are found by fast steps, not by an encoder."""
+    """Return True if thoughts are inferred by fast steps, not by an encoder."""
     config = saved.model.config
     return config.num_latents > 0 and config.scoring == "variational"
 
@@ -93,14 +93,13 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
 
 
 def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The tokens [layers + 1, B, N] predicted from the thoughts of the first 0, 1 .. all layers, free-running and
-    teacher-forced.
+    """Return free-running and teacher-forced tokens [layers + 1, B, N] from the thoughts of the first 0, 1 .. layers.
 
-    Thoughts are the posterior's means; those of the other layers are the prior's, zero. Free-running generates greedily
-    from a row's first token, teacher-forced reads the row. Position 0 has the row's own token.
+    Thoughts are the posterior means; the thoughts of the other layers are the prior mean, zero. Free-running generates
+    greedily from the first token of a row, teacher-forced reads the row. Position 0 has the token of the row.
 
-    This costs T_fast fast steps on the rows, `layers` + 1 passes over them, and as many decodings, cached and all at
-    once: N passes over (`layers` + 1) B tokens.
+    This costs T_fast fast steps on the rows, `layers` + 1 passes over them, and as many cached decodings in one batch:
+    N passes over (`layers` + 1) B tokens.
     """
     import torch
 
@@ -111,7 +110,7 @@ def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
     z = model.first_thoughts(infer(model, batch, inference=model.config.scoring).mu)
     with torch.no_grad():
         forced = torch.stack(
-            [model(ids, batch.get("attention_mask"), z=own, use_cache=False).logits.argmax(-1) for own in z]
+            [model(ids, batch.get("attention_mask"), z=thoughts, use_cache=False).logits.argmax(-1) for thoughts in z]
         )
     free = model.continue_greedily(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1])
     free = free.view(len(z), *ids.shape)
@@ -119,7 +118,7 @@ def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The share of a text's tokens reconstructed, in their places, from the thoughts of the first layers alone."""
+    """Draw the share of a text's tokens that the thoughts of only the first layers reconstruct at their positions."""
     import torch
 
     saved, label = _one(paths, "reconstruction", layered=True)
@@ -151,9 +150,9 @@ def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """The words of a text reconstructed, free-running, from the thoughts of the first layers alone; dots elsewhere.
+    """Draw the words of a text that the thoughts of only the first layers reconstruct, free-running; others are dots.
 
-    Words are separated by white space; a word is right if all its tokens are, in their places.
+    White space separates words. A word is correct if all its tokens are correct and at their positions.
     """
     from mentalese.data.batch import to_device
     from mentalese.data.tokenizers import corpus_encoder
@@ -181,23 +180,23 @@ def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndarray) -> Any:
-    """Return the text by number of layers, and as it is, each word in the same place; wrong words are dots."""
+    """Draw the reconstruction by number of layers and the text itself, with aligned words; wrong words are dots."""
     rows = [
-        (f"thoughts of {i} of {len(right)} layers", f"{kept.mean():.0%} of words, {share:.0%} of tokens", kept)
-        for i, (kept, share) in enumerate(zip(right, tokens), 1)
+        (f"thoughts of {i} of {len(right)} layers", f"{correct.mean():.0%} of words, {share:.0%} of tokens", correct)
+        for i, (correct, share) in enumerate(zip(right, tokens), 1)
     ]
     rows.append(("the text", "", np.ones(len(every), dtype=bool)))
     lines = textwrap.wrap(" ".join(every), WIDTH, break_on_hyphens=False, break_long_words=False)
     ends = np.cumsum([len(line.split()) for line in lines]).tolist()
     picture, panels = canvas(len(rows), 1, 0.3 + 0.067 * WIDTH, 0.4 + len(rows) * (0.33 + 0.137 * len(lines)))
-    for (panel,), (name, share, kept) in zip(panels, rows):
+    for (panel,), (name, share, correct) in zip(panels, rows):
         panel.set_axis_off()
         panel.set_title(name, fontsize=9, fontweight="bold")
         panel.set_title(share, fontsize=8, color="0.4", loc="right")
-        # Two texts on top of each other in a monospaced font: two colours in a line, and every word in its place.
+        # Two texts on top of each other in a monospaced font give two colours in a line with aligned words.
         dotted = ["·" * len(word) for word in every]
-        for color, layer, shown in (("black", every, kept), ("0.65", dotted, ~kept)):
-            parts = [word if show else " " * len(word) for word, show in zip(layer, shown)]
+        for color, layer, visible in (("black", every, correct), ("0.65", dotted, ~correct)):
+            parts = [word if show else " " * len(word) for word, show in zip(layer, visible)]
             cut = "\n".join(" ".join(parts[a:b]) for a, b in zip([0, *ends], ends))
             panel.text(
                 0, 1, cut, transform=panel.transAxes, va="top", family="monospace", fontsize=8, color=color,
@@ -213,9 +212,9 @@ def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndar
 
 
 def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The bound and its parts, nats per token, before each of `BEYOND` times T_fast steps; the KL by layer after these.
+    """Draw the bound and its parts over `BEYOND` times T_fast steps, in nats per token, and the final KL by layer.
 
-    A schedule that is not constant extends over all steps, so its first T_fast steps differ from those of training.
+    A schedule that is not constant extends over all steps, so its first T_fast steps differ from training.
     """
     import torch
 
@@ -270,10 +269,10 @@ def _schedule(saved: Saved) -> str:
 
 
 def steps(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The bound, its parts and the prefix-conditioned NLL, nats per token, by the number of fast steps at test time.
+    """Draw the bound, its parts and the prefix-conditioned NLL, nats per token, by fast steps at test time.
 
-    The fast learning rate is that of training. Models that take no steps are lines: those with an encoder, and those
-    without thoughts, whose likelihood is exact and is drawn for the same second halves too.
+    The fast learning rate is the one of training. Models without fast steps are lines: models with an encoder, and
+    models without thoughts, whose likelihood is exact and is also drawn for the same second halves.
     """
     from mentalese.data.tokenizers import tokenizer_fingerprint
 
@@ -308,7 +307,7 @@ def steps(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
-    """Nats per token and their 95% intervals over rows, by the number of fast steps; `None`: it takes none."""
+    """Return nats per token with 95% intervals over rows by number of fast steps; `None`: no fast steps."""
     import torch
 
     from mentalese.evaluation.statistics import bootstrap_ratio
@@ -336,7 +335,7 @@ def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
 
 
 def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
-    """Nats of each row [B]: the bound and its parts (without thoughts the likelihood), and of `prefix`."""
+    """Return nats of each row [B]: the bound and its parts (without thoughts the likelihood), and `prefix`."""
     options = {} if steps is None else {"fast_steps": steps}
     parts = model.nll_parts(batch, **options)
     prefix = model.nll_parts(batch, "prefix", **options)["nll"]
@@ -344,7 +343,7 @@ def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
 
 
 def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: dict[str, Any]) -> None:
-    """One number by fast steps, with a ring at those of training; a horizontal line without steps."""
+    """Draw a number by fast steps with a ring at the steps of training, or a horizontal line without steps."""
     steps, values, interval = scores["steps"], scores[name], scores["interval"][name]
     if steps == [None]:
         panel.axhline(values[0], **style | {"marker": None, "linestyle": ":" if name == "kl" else "-."})
@@ -360,9 +359,9 @@ def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: di
 
 
 def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Test perplexity by T_fast, and validation perplexity over training tokens and FLOPs, of finished runs.
+    """Draw test perplexity by T_fast, and validation perplexity over tokens and FLOPs, of finished runs.
 
-    A bound for runs with thoughts; runs without thoughts are dashed.
+    Perplexities of runs with thoughts are bounds; runs without thoughts are dashed.
     """
     runs = [_trained(path) for path in paths]
     for run in runs[1:]:
@@ -373,13 +372,13 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for run in runs:
         sizes.setdefault((run["layers"], run["latents"]), []).append(run)
     every = sorted({run["fast_steps"] for run in runs if run["latents"]})
-    for i, ((layers, latents), own) in enumerate(sizes.items()):
+    for i, ((layers, latents), series) in enumerate(sizes.items()):
         style, name = line_style(i), f"{layers} layers, {f'N_z {latents}' if latents else 'without thoughts'}"
-        own.sort(key=lambda run: run["fast_steps"])
+        series.sort(key=lambda run: run["fast_steps"])
         if latents:
-            points = [(run["fast_steps"], run["test_perplexity"]) for run in own]
+            points = [(run["fast_steps"], run["test_perplexity"]) for run in series]
             by_steps.plot(*zip(*points), label=name, **style)
-        for run in own:
+        for run in series:
             if not latents:
                 by_steps.axhline(run["test_perplexity"], color=style["color"], linestyle="--", label=name)
             label = f"{name}, T {run['fast_steps']}" if latents else name

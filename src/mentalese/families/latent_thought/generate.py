@@ -19,7 +19,7 @@ from mentalese.values import checked
 
 @dataclass
 class Reinference:
-    """How `generate` infers thoughts again: after every `every` tokens after the `prompt` columns of all rows.
+    """The schedule of repeated inference: after every `every` tokens that follow the `prompt` columns of all rows.
 
     Attributes:
         seeds: int64 [prompts].
@@ -31,13 +31,13 @@ class Reinference:
     seeds: Tensor
 
     def due(self, width: int) -> int:
-        """How many of `width` columns to infer thoughts from; 0: those from the prompt stay."""
+        """Return how many of `width` columns to infer thoughts from; 0: keep the current thoughts."""
         new = width - self.prompt
         return width - new % self.every if new >= self.every else 0
 
 
 class LTMGeneration(LTMDecoder[E]):
-    """`generate` of a Latent Thought Model."""
+    """The method `generate` of a Latent Thought Model."""
 
     @torch.no_grad()
     def generate(
@@ -52,25 +52,24 @@ class LTMGeneration(LTMDecoder[E]):
         show_progress: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Hugging Face's `generate`, under thoughts inferred from the prompts (section 2.3, Eq. 7).
+        """Generate with Hugging Face's `generate`, given thoughts inferred from the prompts (section 2.3, Eq. 7).
 
-        A prompt of one token tells nothing about its thoughts: they are drawn from the prior (Eq. 8), a new draw for
-        each row unless `posterior_seed` is set. Sampled sequences of one prompt (`num_return_sequences`) each have a
-        draw of their own, under the seeds `posterior_seed`, `posterior_seed + 1` ..; the beams of a search share one.
+        A prompt of one token has no information about its thoughts: they are drawn from the prior (Eq. 8), with a new
+        draw for each row unless `posterior_seed` is set. Each sampled sequence of a prompt (`num_return_sequences`) has
+        its own draw with seed `posterior_seed`, `posterior_seed + 1` ..; the beams of a search share one draw.
 
         Args:
-            inputs: [B, L], or `input_ids`; without `attention_mask` there is no padding.
+            inputs: [B, L], or `input_ids`; without `attention_mask`, all are tokens.
             z: [B, N_z, d], thoughts to use instead.
-            fast_steps: T_fast, instead of the config's.
-            infer_every: after this many new tokens, thoughts are inferred again from the prompt and all that follows
-                it, and the text is read again under them; `None`: never. Without a cache that is done for each token.
-            posterior_seed: of inference and of the draw from the posterior, for all rows; `None`: 0, or for each row
+            fast_steps: T_fast; `None`: the config's.
+            infer_every: after this many new tokens, infer thoughts again from the prompt and all later tokens, and read
+                the text again with them; `None`: never. Without a cache the text is read again for each token.
+            posterior_seed: seeds inference and the draw from the posterior for all rows; `None`: 0, or for each row
                 from torch's generator if tokens are sampled or the prompt is one token.
-            show_progress: of inference from the prompts, on standard error.
+            show_progress: show the progress of inference from the prompts on standard error.
 
         Raises:
-            InputError: no prompt, z of another shape, or a setting of inference of another type or when nothing is
-                inferred.
+            InputError: no prompt, z of another shape, or a setting of inference that has another type or no effect.
         """
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if inputs is None:
@@ -82,7 +81,7 @@ class LTMGeneration(LTMDecoder[E]):
         cache = self._cache(one_cache(kwargs.get("cache"), kwargs.get("past_key_values")), use_cache=False)
         cached = cache is not None and cache.seen_tokens > 0
         mask = kwargs.pop("attention_mask", None)
-        if mask is None and not cached:  # Hugging Face would take every padding token for padding
+        if mask is None and not cached:  # Hugging Face would treat every padding token as padding
             mask = torch.ones_like(inputs)
         reasons = {
             "z is set": z is not None,
@@ -117,17 +116,17 @@ class LTMGeneration(LTMDecoder[E]):
         return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
 
     def _setting(self, name: str, generation_config: Any, kwargs: dict[str, Any]) -> Any:
-        """Return a setting of Hugging Face's: of the call, of the config passed to it, or of the model's; or `None`."""
+        """Return a Hugging Face setting from the call, its generation config or the model's config, else `None`."""
         sources = kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name)
         return next((value for value in sources if value is not None), None)
 
     @staticmethod
     def _seeds(inputs: Tensor, mask: Tensor, posterior_seed: int | None, sampled: bool) -> Tensor:
-        """int64 [B], see `posterior_seed` of `generate`."""
+        """Return seeds, int64 [B]; see `posterior_seed` of `generate`."""
         seeds = torch.full((len(inputs),), posterior_seed or 0, device=inputs.device)
-        if posterior_seed is None:  # otherwise rows of one prompt, or of none, would all have the same thoughts
-            drawn = (mask.sum(1) == 1) | sampled
-            seeds[drawn] = torch.randint(2**62, (int(drawn.sum()),)).to(seeds)
+        if posterior_seed is None:  # otherwise rows with equal or empty prompts would have equal thoughts
+            random_rows = (mask.sum(1) == 1) | sampled
+            seeds[random_rows] = torch.randint(2**62, (int(random_rows.sum()),)).to(seeds)
         return seeds
 
     def prepare_inputs_for_generation(
@@ -139,7 +138,7 @@ class LTMGeneration(LTMDecoder[E]):
         again: Reinference | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Hugging Face's hook for each token. Thoughts due `again` are inferred, and the cache is reset."""
+        """Prepare the next token (Hugging Face's hook); if `again` is due, infer thoughts and reset the cache."""
         cache = kwargs.get(CACHE)
         end = 0 if again is None else again.due(input_ids.shape[1])
         if again is not None and end and (cache is None or end == input_ids.shape[1]):

@@ -1,7 +1,7 @@
-"""The posterior over a text's thoughts: fast learning, by gradient steps (Kong et al., section 2.2), or by an encoder.
+"""The posterior over a text's thoughts, by gradient steps (fast learning; Kong et al., section 2.2) or an encoder.
 
-Only the parameters of the posterior get gradients, and what does not depend on thoughts is computed once
-(`LTMDecoder.read`). Rows never mix: a row's noise is a function of the seed and of the row's own targets, so its
+Only the parameters of the posterior get gradients, and everything that does not depend on thoughts is computed once
+(`LTMDecoder.read`). Rows never mix: a row's noise is a function of the seed and the row's targets, so its
 posterior is the same in every batch, on every rank and with any padding.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from mentalese.families.latent_thought.blocks import PackedBatch
     from mentalese.families.latent_thought.decoder import LTMDecoder
 
-_MEANS, _VARIANCES, _FINAL = -3, -2, -1  # numbers of draws of noise that belong to no fast step
-_WEIGHT_DECAY = 0.01  # of the release's AdamW
+_MEANS, _VARIANCES, _FINAL = -3, -2, -1  # numbers of noise draws outside the fast steps
+_WEIGHT_DECAY = 0.01  # in the release's AdamW
 
 
 # -------------------------------------------------------------------------------------------------------- the posterior
@@ -57,23 +57,23 @@ class Posterior:
 
     @property
     def elbo(self) -> Tensor:
-        """[steps, B]."""
+        """The ELBO [steps, B]."""
         return -(self.nll + self.kl)
 
     def sample(self, *, fresh: bool = False) -> Tensor:
-        """A draw [B, N_z, d], always the same; `fresh`: with noise that inference did not use, as a bound requires."""
+        """Return a draw [B, N_z, d], always the same; `fresh`: with noise unused in inference, as a bound requires."""
         if self.log_var is None:
             return self.mu
         return self.mu + (0.5 * self.log_var).exp() * self.noise.draw(_FINAL if fresh else self.last, self.mu.shape[1:])
 
     def kl_by_layer(self, layers: int) -> Tensor:
-        """[B, layers], KL from the prior in nats."""
+        """Return the KL from the prior by layer, [B, layers] in nats."""
         assert self.log_var is not None
         return kl_divergence(self.mu, self.log_var).unflatten(1, (layers, -1)).sum((2, 3))
 
 
 def kl_divergence(mu: Tensor, log_var: Tensor) -> Tensor:
-    """KL(N(mu, exp(log_var)) || N(0, 1)) of each element."""
+    """Return KL(N(mu, exp(log_var)) || N(0, 1)) of each element."""
     return 0.5 * (mu.square() + log_var.exp() - 1 - log_var)
 
 
@@ -93,9 +93,9 @@ def infer(
 
     Args:
         batch: see `Batch`; thoughts explain each of `labels`, given the tokens before it.
-        inference, fast_steps, fast_learning_rate: instead of the config's; an encoder takes no steps.
-        seed: of the noise, for all rows or for each, [B].
-        show: progress on standard error.
+        inference, fast_steps, fast_learning_rate: replace the config's settings; an encoder takes no steps.
+        seed: seeds the noise, for all rows or for each, [B].
+        show: show progress on standard error.
 
     Raises:
         InputError: the model has no thoughts, or an argument is out of range or has no effect.
@@ -111,25 +111,25 @@ def infer(
 
 
 def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
-    """Return a text [B, L] as a batch whose thoughts are to be inferred: all its tokens are labels."""
+    """Return a text [B, L] as a batch for inference, in which all tokens are labels."""
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     return {"input_ids": input_ids, "attention_mask": mask, "labels": input_ids.masked_fill(mask == 0, IGNORED)}
 
 
 def differentiable(batch: Batch) -> Batch:
-    """Copy of the batch's tensors: autograd refuses those created under `torch.inference_mode`."""
+    """Return a batch of copies, because autograd rejects tensors created under `torch.inference_mode`."""
     return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True)
 class FastLearning:
-    """How a posterior is inferred: checked settings of one call.
+    """The checked inference settings of one call.
 
     Attributes:
         method: see `LTMConfig.inference`.
         steps: T_fast; an encoder takes none.
-        learning_rate: of `variational`; `None`: the config's.
-        noise: of `variational`, see `LTMConfig.noise`.
+        learning_rate: for `variational`; `None`: the config's.
+        noise: for `variational`, see `LTMConfig.noise`.
     """
 
     method: str
@@ -146,16 +146,16 @@ class FastLearning:
         learning_rate: float | None = None,
         noise: str | None = None,
     ) -> FastLearning:
-        """Return settings to use instead of the config's; `None` leaves the config's.
+        """Return settings that replace the config's; `None` keeps the config's.
 
         Raises:
             InputError: a method that the model does not have, a number out of range, or a setting without effect.
         """
         config = model.config
         method = config.inference if method is None else method
-        known = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
-        if method not in known:
-            raise InputError(f"inference is {method!r}: this model has {', '.join(known)}")
+        methods = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+        if method not in methods:
+            raise InputError(f"inference is {method!r}: this model has {', '.join(methods)}")
         if method == "amortised":
             for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
                 if value is not None:
@@ -182,11 +182,11 @@ def fit(
     together: bool = False,
     show: bool = False,
 ) -> tuple[Posterior, list[Tensor | None]]:
-    """`infer` for what `LTMDecoder.read` returned.
+    """Infer from the output of `LTMDecoder.read`; see `infer`.
 
     Args:
         x: [B, N, d]; no gradient flows into it.
-        targets: [B, N - 1], what each token but the last predicts.
+        targets: [B, N - 1], the targets of all tokens except the last.
         weights: also sum their gradients, of the sum over rows and fast steps of the negative ELBO.
         together: all ranks infer at once, and take equally many steps.
         show: progress on standard error.
@@ -223,7 +223,7 @@ def fit(
                 total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
                 nlls.append(nll.view(targets.shape).sum(1))
                 kls.append(kl.detach())
-                # Ranks with sharded weights take each step together, also those without targets.
+                # Ranks with sharded weights take each step together, including ranks without targets.
                 if not (together or step) and not bool(live.any()):
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
@@ -240,7 +240,7 @@ def fit(
 
 @contextmanager
 def _frozen(model: LTMDecoder) -> Iterator[None]:
-    """No weight requires a gradient inside: a compiled graph makes those of all that do, asked for or not."""
+    """Disable gradients of weights inside, because a compiled graph computes all of them, needed or not."""
     trained = [p for p in model.parameters() if p.requires_grad]
     try:
         for p in trained:
@@ -252,7 +252,7 @@ def _frozen(model: LTMDecoder) -> Iterator[None]:
 
 
 def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
-    """Raise `InputError` if the slope of the negative ELBO is that of the KL alone, the parameter itself."""
+    """Raise `InputError` if the gradient of the negative ELBO equals the gradient of the KL, the parameter itself."""
     if bool(live.any()) and torch.equal(slope[live], parameter[live]):
         raise InputError(
             "the model's maps pass no gradient on to thoughts (quantised activations), so none can be inferred: "
@@ -261,14 +261,15 @@ def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
 
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """Return the sum of two gradients, each `None` if a weight takes no part."""
+    """Return the sum of two gradients; `None` is the gradient of an unused weight."""
     return more if total is None else total if more is None else total + more
 
 
 def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
     """Return the posterior that the encoder of a VAE computes (section 2.2), differentiable in its weights.
 
-    It only reads a row's first token and its `targets` [B, N - 1]. The posterior of a row without targets is the prior.
+    The encoder only reads a row's first token and its `targets` [B, N - 1]. The posterior of a row without targets is
+    the prior.
     """
     assert model.encoder is not None
     tokens = model.embed(packed.ids)
@@ -282,12 +283,12 @@ def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: 
 
 
 def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
-    """Noise in the precision of x, at least float32, because thoughts are sums of small steps."""
+    """Return noise in the precision of x, at least float32, because thoughts are sums of small steps."""
     return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
 
 
 def check_finite(elbo: Tensor, rate: str) -> None:
-    """Raise `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` is the setting to lower."""
+    """Raise `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` names the setting to lower."""
     steps = elbo.detach().view(-1, elbo.shape[-1]).tolist()
     for step, row, value in ((s, r, v) for s, values in enumerate(steps) for r, v in enumerate(values)):
         if not math.isfinite(value):
@@ -298,7 +299,7 @@ def check_finite(elbo: Tensor, rate: str) -> None:
 
 
 class _Variational:
-    """Algorithm 1: Adam on means and log variances; a row without targets keeps the prior."""
+    """Adam on means and log variances (Algorithm 1); a row without targets keeps the prior."""
 
     def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
         self.config, self.noise, self.shape, self.resampled = config, noise, shape, fast.noise == "resampled"
@@ -312,14 +313,14 @@ class _Variational:
         self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay, fused=fused)
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
-        """Thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
+        """Return thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
         noise = self.noise.draw(step if self.resampled else 0, self.shape)
         z = self.mu + (0.5 * self.log_var).exp() * noise
         return z, kl_divergence(self.mu, self.log_var).sum((1, 2))
 
     @torch.no_grad()
     def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
-        """One step of the rows that are live."""
+        """Update the live rows by one step."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * schedule(self.config.fast_schedule, step, steps)
         before = [p.clone() for p in self.parameters]
@@ -335,7 +336,7 @@ class _Variational:
 
 
 class _Langevin:
-    """Eq. 4, with the gradient in z; a row without targets keeps a draw from the prior."""
+    """Langevin dynamics on z (Eq. 4); a row without targets keeps a draw from the prior."""
 
     def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
         self.size, self.noise, self.shape = config.langevin_step_size, noise, shape
@@ -356,6 +357,6 @@ class _Langevin:
 
 
 def schedule(kind: str, step: int, steps: int) -> float:
-    """Return the factor of the learning rate at a fast step (from 0); a tenth at the last one, unless constant."""
+    """Return the learning-rate factor of a fast step (from 0); a tenth at the last step, unless constant."""
     share = step / max(steps - 1, 1)
     return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]

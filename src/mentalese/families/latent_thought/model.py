@@ -2,9 +2,9 @@
 
 A decoder with a short window whose layers also attend to thoughts z: for each text, a set of vectors per layer with
 the prior N(0, I). Nothing predicts z. Fast learning fits a posterior over the thoughts of each text by gradient steps
-on its ELBO (`inference.py`); slow learning then updates the weights on the text given a draw of these thoughts.
+on its ELBO (`inference.py`). Slow learning then updates the weights on the text, given a draw of these thoughts.
 
-If `forward` gets no thoughts it uses the prior mean, zero, to which cross-attention adds nothing. A perplexity is a
+Without thoughts, `forward` uses the prior mean, zero, for which cross-attention adds nothing. A perplexity is a
 bound, exp of the negative ELBO per token: z is inferred from the scored text itself, at the cost of the KL term.
 
 Sections and equations are the paper's. Letters in shapes: B rows of N tokens, n thoughts per layer, N_z in all, d
@@ -48,7 +48,7 @@ from mentalese.nn.noise import shared_seed
 
 @dataclass
 class LTMOutput(CausalLMOutputWithThoughts):
-    """`z_given`: whether logits are given thoughts from the caller (or the cache); False: the prior mean."""
+    """The output of a call; `z_given` is True for thoughts from the caller or the cache, False for the prior mean."""
 
     z_given: bool | None = None
 
@@ -58,12 +58,12 @@ class LTMEncoded(Encoded):
     """Final hidden states in the columns of the batch (`hidden`) and packed.
 
     Attributes:
-        packed: what all blocks shared.
+        packed: the data that all blocks shared.
         packed_hidden: [B, N, d].
-        z: the thoughts that they are given.
+        z: the thoughts of the call.
         z_given: see `LTMOutput`.
-        posterior: whose mean `z` is, if it was inferred.
-        explained: for a trace, the same given thoughts inferred from the text.
+        posterior: the posterior with mean `z`, if inferred.
+        explained: for a trace, the same states with thoughts inferred from the text.
     """
 
     packed: PackedBatch
@@ -79,7 +79,7 @@ def _encoded(packed: PackedBatch, hidden: Tensor, z: Tensor | None, z_given: boo
 
 
 class LTMForCausalLM(LTMGeneration[LTMEncoded]):
-    """A Latent Thought Model; with `num_latents` = 0 the same decoder without thoughts."""
+    """A Latent Thought Model; with `num_latents` = 0, the same decoder without thoughts."""
 
     inner_gradients = True
     forward_options = ("z", "fast_steps")
@@ -112,7 +112,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
     # ------------------------------------------------------------------------------------- training
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, width, d] under the thoughts in `batch["z"]`, else under the prior mean; zero at padding."""
+        """Return [B, width, d] given the thoughts in `batch["z"]`, else the prior mean; zero at padding."""
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         return packed.rows.spread(self.decode(x, self.check_z(batch.get("z"), len(x)), packed))
 
@@ -122,17 +122,18 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return {"fast_learning_rate" if self.encoder is None else "kl_weight": (0, math.inf)}
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """Algorithm 1: fast learning of the batch's thoughts, then the mean cross-entropy under a draw of them.
+        """Return the loss of Algorithm 1: fast learning of thoughts, then the mean cross-entropy given a draw of them.
 
-        With `slow_grad="accumulate"` the loss has the same value, and its gradient is that plus what each fast step's
-        negative ELBO gives the weights: sums over a row's targets, mean over rows, summed over steps.
+        With `slow_grad="accumulate"` the loss has the same value, but the weights also get the gradient of the negative
+        ELBO of each fast step: summed over the targets of a row, averaged over rows, summed over steps.
 
-        With `inference="amortised"` one pass: the negative ELBO per target, under a draw from the encoder's posterior.
+        With `inference="amortised"`, a single pass gives the negative ELBO per target, with a draw from the encoder's
+        posterior.
 
         Args:
             batch: see `Batch`.
-            settings: `fast_learning_rate`, which stays in the config: scores and saved models have the rate that
-                training has reached; `kl_weight` of an encoder's ELBO, 1 by default.
+            settings: `fast_learning_rate`, which is written to the config, so that scores and saved models use the last
+                rate of training; `kl_weight`, the weight of the KL in an encoder's ELBO, 1 by default.
 
         Raises:
             FloatingPointError: an ELBO is not finite; the message names step and row.
@@ -146,7 +147,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         self.target_weights(batch, **settings)
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
-        trained = (p for p in self.parameters() if p.requires_grad)  # an adapter's weights alone, if there is one
+        trained = (p for p in self.parameters() if p.requires_grad)  # only the weights of an adapter, if there is one
         weights = list(trained) if config.slow_grad == "accumulate" else None
         fast = FastLearning.of(self, learning_rate=rate)
         if rate is not None:
@@ -165,7 +166,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return LossOutput(loss, weight, metrics, partial(_encoded, packed, hidden, z))
 
     def _amortised_loss(self, batch: Batch, kl_weight: float = 1.0, **settings: Any) -> LossOutput:
-        """Eq. 5 under the encoder's posterior, reparametrised; a phase may anneal the weight of the KL."""
+        """Return Eq. 5 with the encoder's reparametrised posterior; a phase may anneal the weight of the KL."""
         self.target_weights(batch, **settings)
         if not (math.isfinite(kl_weight) and kl_weight >= 0):
             raise InputError(f"phases.model.kl_weight is {kl_weight}: set a number of 0 or more")
@@ -186,7 +187,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
 
     @torch.no_grad()
     def _metrics(self, posterior: Posterior, nll: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Nats per target, and the share of channels of thoughts whose means differ between rows."""
+        """Return nats per target, and the share of channels of thoughts whose means differ between rows."""
         active = (posterior.mu.var(0, unbiased=False) > 0.01).float().mean()
         metrics = {"active_units": active}
         if posterior.log_var is None:
@@ -229,7 +230,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return {"inference": {name: getattr(config, name) for name in names} | fixed}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
-        """See `LanguageModel.scored_labels`, and `estimators`; labels of a row's first token never count."""
+        """See `LanguageModel.scored_labels`, and `estimators`; a label at a row's first token never counts."""
         labels, mask = batch["labels"], batch.get("attention_mask")
         real = torch.ones_like(labels) if mask is None else mask
         labels = labels.masked_fill((real == 0) | (real.cumsum(1) == 1), IGNORED)
@@ -251,15 +252,14 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
     def nll_parts(  # type: ignore[override]
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> dict[str, Tensor]:
-        """`nll` of each label, and where thoughts explain the labels its share of the row's `kl`, 0 for thoughts that
-        a control replaces.
+        """Return `nll` of each label and, where thoughts explain the labels, its share of the row's `kl`.
 
-        Inference is Algorithm 1, or the encoder's.
+        The KL is 0 for thoughts that a control replaces. Inference is Algorithm 1, or the encoder's.
 
         Args:
             estimator: one of `estimators`.
-            fast_steps: T_fast, instead of the config's.
-            seed: of the noise; with the same seed a row has the same score in every batch.
+            fast_steps: T_fast; `None`: the config's.
+            seed: seeds the noise; with the same seed a row has the same score in every batch.
         """
         estimator = estimator or self.estimators[0]
         if estimator not in self.estimators:
@@ -281,22 +281,22 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         if of_labels:
             counted = targets != IGNORED
             kl = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
-            read = self.config.thought_control not in ("removed", "swapped")  # what is not read costs nothing
+            read = self.config.thought_control not in ("removed", "swapped")  # no cost for unread thoughts
             parts["kl"] = kl if read else torch.zeros_like(kl)
         return {name: packed.rows.spread(F.pad(nats, (1, 0))) for name, nats in parts.items()}
 
     @staticmethod
     def _context(batch: Batch, labels: Tensor) -> Tensor:
-        """The tokens [B, width] before the first scored one, as labels to infer thoughts from; padding is -100 too.
+        """Return the tokens before the first scored one as labels [B, width] for inference; others are -100.
 
-        Later tokens that are not scored (ends of documents, markers) are left out, as they follow scored ones.
+        Later tokens without a score (ends of documents, markers) are left out, because they follow scored tokens.
         """
         mask = batch.get("attention_mask")
         begun = (labels != IGNORED).cumsum(1) > 0
         return batch["input_ids"].masked_fill(begun if mask is None else begun | (mask == 0), IGNORED)
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """See `LanguageModel.continuation_inputs`; with thoughts, inferred as for the estimator `context`."""
+        """See `LanguageModel.continuation_inputs`; adds thoughts, inferred as for the estimator `context`."""
         inputs = super().continuation_inputs(batch)
         if not self.config.num_latents:
             return inputs
@@ -305,12 +305,12 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return inputs | {"z": controlled(posterior.sample(), self.config.thought_control)}
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[B, N - 1] nats."""
+        """Return the nats [B, N - 1] of all tokens except the first."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
         return nll.view(targets.shape)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`; thoughts are given."""
+        """See `LanguageModel.forward_flops`; excludes inference."""
         return cost.forward_flops(self.config, batch)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
@@ -336,12 +336,13 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
     ) -> LTMEncoded:
         """Return final hidden states [B, L, d] given thoughts, by default the prior mean; zero at padding.
 
-        It never infers thoughts, which would read the text it predicts: see `infer`, `token_nll`, `generate`.
+        This method never infers thoughts, because inference reads the text to predict: see `infer`, `token_nll`,
+        `generate`.
 
         Args:
-            trace: also keep thoughts for `fill`: `z`, or those inferred from the whole row.
-            z: [B, N_z, d], layer-major; a cache keeps those of its first call.
-            fast_steps: T_fast of a trace's inference, instead of the config's.
+            trace: also keep thoughts for `fill`: `z`, or thoughts inferred from the whole row.
+            z: [B, N_z, d], layer-major; a cache keeps the thoughts of its first call.
+            fast_steps: T_fast of the inference for a trace; `None`: the config's.
 
         Raises:
             InputError: z of another shape, or `fast_steps` when nothing is inferred.
@@ -351,14 +352,14 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
             raise InputError(f"fast_steps is {fast_steps}, and nothing is to be inferred: remove it")
         x, packed = self.read(input_ids, attention_mask, cache)
         z_given = z is not None
-        if cache is not None:  # its keys and values of thoughts are those of the first call
+        if cache is not None:  # it keeps the keys and values of the first call's thoughts
             cache.z_given = z_given if cache.z_given is None else cache.z_given
             z_given = cache.z_given
-        kept = [self.embed(packed.ids)] if output_hidden_states else None
-        hidden = self.decode(x, z, packed, kept=kept)
+        states = [self.embed(packed.ids)] if output_hidden_states else None
+        hidden = self.decode(x, z, packed, kept=states)
         encoded = _encoded(packed, hidden, z, z_given)
-        if kept is not None:
-            encoded.hidden_states = (*(packed.rows.spread(state) for state in kept), encoded.hidden)
+        if states is not None:
+            encoded.hidden_states = (*(packed.rows.spread(state) for state in states), encoded.hidden)
         if trace and self.config.num_latents and z is None:
             batch = prompt_batch(input_ids, attention_mask)
             posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)
@@ -369,7 +370,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return encoded
 
     def labels_loss(self, encoded: LTMEncoded, labels: Tensor) -> Tensor:
-        """See `LatentThoughtModel.labels_loss`; tokens with padding in between are neighbours."""
+        """See `LatentThoughtModel.labels_loss`; padding between tokens is skipped."""
         targets = encoded.packed.rows.targets(labels).flatten()
         return linear_cross_entropy(encoded.packed_hidden[:, :-1].flatten(0, 1), self.loss_head(), targets)
 
@@ -377,21 +378,21 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         return LTMOutput(**fields, z_given=encoded.z_given)
 
     def trace(self, input_ids: Tensor, attention_mask: Tensor | None, encoded: LTMEncoded) -> list[ThoughtTrace]:
-        """See `LatentThoughtModel.trace`; scores are under the thoughts that explain the text."""
+        """See `LatentThoughtModel.trace`; scores use the thoughts that explain the text."""
         return super().trace(input_ids, attention_mask, encoded.explained or encoded)
 
     def fill(self, traces: list[ThoughtTrace], encoded: LTMEncoded, real: Tensor) -> None:
-        """A row's thoughts, each of the whole row, and the curves of their inference.
+        """Add a row's thoughts, each of which covers the whole row, and the curves of their inference.
 
-        `elbo`, `nll` and `kl` are nats of the row per fast step, if there are such steps; `kl_by_layer` is the KL
-        afterwards. Readings are texts decoded greedily from the thoughts of the first layers alone (appendix B), after
-        the row's first token; each costs a cached decoding of the whole batch.
+        `elbo`, `nll` and `kl` are nats of the row at each fast step, if there are steps; `kl_by_layer` is the final KL.
+        Readings are texts decoded greedily from the row's first token and the thoughts of only the first layers
+        (appendix B); each costs a cached decoding of the whole batch.
         """
         config, z, packed, posterior = self.config, encoded.z, encoded.packed, encoded.posterior
         readings: dict[str, Tensor] = {}
         if z is not None:
-            kept, ids = self.first_thoughts(z), packed.ids
-            tokens = self.continue_greedily(ids[:, :1].repeat(len(kept), 1), kept.flatten(0, 1), ids.shape[1])
+            thoughts, ids = self.first_thoughts(z), packed.ids
+            tokens = self.continue_greedily(ids[:, :1].repeat(len(thoughts), 1), thoughts.flatten(0, 1), ids.shape[1])
             names = ["no thoughts", "the thoughts of block 0"]
             names += [f"the thoughts of blocks 0 to {last}" for last in range(1, self.thought_layers)]
             names = ["no thoughts", "the thoughts"] if config.shared_latents else names
@@ -412,19 +413,20 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
 
     @property
     def thought_layers(self) -> int:
-        """Sets of thoughts: one per layer, or one for all."""
+        """The number of sets of thoughts: one per layer, or one for all layers."""
         return 1 if self.config.shared_latents else self.config.num_hidden_layers
 
     def first_thoughts(self, z: Tensor) -> Tensor:
-        """[layers + 1, B, N_z, d]: thoughts z [B, N_z, d] of the first 0, 1 .. all layers, and the prior mean, zero,
-        for the others (appendix B).
+        """Return the thoughts [layers + 1, B, N_z, d] of only the first 0, 1 .. all layers of z [B, N_z, d].
+
+        The other layers have the prior mean, zero (appendix B).
         """
-        kept = z.new_ones(self.thought_layers + 1, self.thought_layers).tril(-1)
-        return (z.unflatten(1, (self.thought_layers, -1)) * kept[:, None, :, None, None]).flatten(2, 3)
+        mask = z.new_ones(self.thought_layers + 1, self.thought_layers).tril(-1)
+        return (z.unflatten(1, (self.thought_layers, -1)) * mask[:, None, :, None, None]).flatten(2, 3)
 
     @torch.no_grad()
     def continue_greedily(self, first: Tensor, z: Tensor, length: int) -> Tensor:
-        """The likeliest tokens [B, length], one after the other, after first ones [B, 1] under thoughts [B, N_z, d]."""
+        """Return greedy continuations [B, length] of first tokens [B, 1], given thoughts [B, N_z, d]."""
         tokens, cache = [first], self.new_cache()
         while len(tokens) < length:
             logits = self(tokens[-1], cache=cache, z=z).logits

@@ -1,7 +1,7 @@
 """Recipes of Latent Thought Models: small ones for any computer, and the paper's tables and figures.
 
-`*-ar` is the same decoder without thoughts. Table 1's three models are `table1-*`, and with them its autoregressive
-rows: `table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-ar-110m` is the model of Sahoo et
+`*-ar` is the same decoder without thoughts. `table1-*` are the three models of Table 1 and its autoregressive rows:
+`table1-ar` has as many parameters as Large (the paper's AR-Retrained), `table1-ar-110m` is the model of Sahoo et
 al., `table1-large-ar` has Large's blocks.
 Figures 1 and 4 vary T_fast and N_z, `figure1-SIZE-tT-zN`; Table 4 compares ways to infer thoughts.
 
@@ -49,17 +49,17 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
 
 
 def own(width: int, *sizes: int, **fields: Any) -> dict[str, Any]:
-    """Return a model of ours. At few channels thoughts are used only if initial weights follow the width (README)."""
+    """Return a small model. At small widths, it uses thoughts only if initial weights follow the width (README)."""
     return model(width, *sizes, initializer_range=initial_weights(width), **fields)
 
 
 def blocks(length: int, **fields: Any) -> EvaluationConfig:
-    """Non-overlapping blocks (section 3.3): each is scored given the last token of the one before it."""
+    """Return non-overlapping blocks (section 3.3), each scored given the last token of the previous block."""
     return EvaluationConfig(context_length=length, stride=length - 1, **fields)
 
 
 def without_thoughts(recipe: Recipe) -> Recipe:
-    """`-ar`, the same blocks without cross-attention; it has nothing to infer."""
+    """Return `-ar`, the same blocks without cross-attention and inference."""
     inference = ("fast_", "langevin_", "encoder_", "inference", "initial_", "noise", "slow_grad")
     plain = {k: v for k, v in recipe.model.items() if not k.startswith(inference)}
     return dataclasses.replace(
@@ -78,7 +78,7 @@ def with_baseline(recipe: Recipe) -> list[Recipe]:
     return [dataclasses.replace(recipe, baseline=baseline.name), baseline]
 
 
-# Adam moves a log variance by about the learning rate per step, and it starts at -5: few steps need a large rate.
+# Adam moves a log variance, which starts at -5, by about the learning rate per step: few steps need a large rate.
 TINY = Recipe(
     name="latent_thought/tiny",
     description="3 layers of width 64, one thought per layer, 8 fast steps, 50,000 tokens: seconds on two CPU cores",
@@ -119,10 +119,10 @@ SMALL = Recipe(
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 500,000 tokens.
+    """Return small models for textbooks on a CPU: 3 layers of width 64 with a window of 32, 500,000 tokens.
 
-    The learning rate is such that the fast steps, few or many, take a log variance from its first value, -5, to about
-    the prior's; that of many steps decays (section 3.2).
+    The learning rate lets the fast steps, few or many, move a log variance from -5 to about the prior's; for many steps
+    it decays (section 3.2).
     """
 
     def thoughts(steps: int, rate: float, schedule: str, name: str = "", **fields: Any) -> Recipe:
@@ -153,10 +153,10 @@ LONGEST = 3_000_000_000
 
 
 def paper(name: str, text: str, layers: int, steps: int, latents: int, tokens: int = LONGEST, **fields: Any) -> Recipe:
-    """Width 512 on OpenWebText (sections 3.1 and A); large T_fast decays its learning rate (section 3.2).
+    """Return width 512 on OpenWebText (sections 3.1 and A); large T_fast decays its learning rate (section 3.2).
 
-    The paper scores all of the 100,000 documents that it holds out. One validation here has 1,000 of them and the test
-    10,000, drawn with a seed: less than 2% of the training of each row of Table 1.
+    The paper scores all of its 100,000 held-out documents. Here one validation scores 1,000 of them and the test
+    10,000, drawn with a seed: less than 2% of the training cost of each row of Table 1.
     """
     schedule = {"fast_schedule": "cosine"} if steps > 16 else {}
     return Recipe(
@@ -178,7 +178,7 @@ def paper(name: str, text: str, layers: int, steps: int, latents: int, tokens: i
 def table1() -> list[Recipe]:
     """Return the rows of Table 1, "evaluated at checkpoints with equivalent total training compute".
 
-    Small and Medium have a schedule of the tokens that the table states. Large is the first 0.9B tokens of its run of
+    Small and Medium have a schedule over the tokens in the table. Large is the first 0.9B tokens of its run of
     3B (section 3.3), "far from convergence".
     """
     small, medium, large = (

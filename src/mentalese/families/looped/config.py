@@ -41,17 +41,17 @@ class LoopedConfig(LayeredDecoderConfig):
 
     @property
     def block_layers(self) -> int:
-        """l_R."""
+        """l_R, the number of layers in the block."""
         return self.num_hidden_layers - self.prelude_layers - self.coda_layers
 
     @property
     def effective_layers(self) -> int:
-        """l: layers that a token goes through."""
+        """l, the number of layers that a token passes through."""
         return self.num_hidden_layers + (self.turns - 1) * self.block_layers
 
     @property
     def embedding_scale(self) -> float:
-        """gamma (section 3.2)."""
+        """The factor gamma of embeddings (section 3.2)."""
         return math.sqrt(self.hidden_size) if self.norms == "sandwich" else 1.0
 
     @property

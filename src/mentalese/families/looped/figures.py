@@ -1,7 +1,7 @@
-"""Figures of recurrent depth: what more turns at test are worth, and how far each of them still moves the state.
+"""Figures of recurrent depth: scores by turns at test time, and the distance that each turn moves the state.
 
-Figures 1, 7 and 11 of Geiping et al. (arXiv 2502.05171). A model without an exit is after t of r turns what it is after
-t turns in all, so that one pass over a text shows every number of turns.
+Figures 1, 7 and 11 of Geiping et al. (arXiv 2502.05171). Without an exit, the state after t of r turns equals the state
+after t turns in total, so that one pass over a text gives every number of turns.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from mentalese.models.saved import Saved
 
 DOCUMENTS = 32  # first documents or questions of the test split
-BEYOND = 4  # times the turns of training
+BEYOND = 4  # largest number of turns, in units of training's
 
 
 def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Draw perplexity (of questions, accuracy) by turns at test, and the share of its length by which a turn moves the
-    state, a mean over tokens. A dashed line stands at the mean of training.
+    """Draw perplexity (for questions, accuracy) by turns at test time, and the relative movement of the state.
+
+    The movement is a share of the state's length, averaged over tokens. A dashed line marks the mean turns of training.
     """
     from mentalese.models.saved import load
 
@@ -32,16 +33,16 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for saved in models:
         if saved.model.config.model_type != "looped" or saved.model.config.turns == 1:
             raise InputError(f"{saved.path} has no block that is run several times: use a looped model with turns")
-    asked = [saved.layout.questions for saved in models]
-    if len(set(asked)) > 1:
-        raise InputError(f"{paths[asked.index(True)]} answers questions and others do not: draw them separately")
+    qa = [saved.layout.questions for saved in models]
+    if len(set(qa)) > 1:
+        raise InputError(f"{paths[qa.index(True)]} answers questions and others do not: draw them separately")
     picture, ((left, right),) = canvas(1, 2, 10, 3.8)
-    numbers: dict[str, Any] = {"metric": "accuracy" if asked[0] else "perplexity", "models": []}
+    numbers: dict[str, Any] = {"metric": "accuracy" if qa[0] else "perplexity", "models": []}
     for number, (saved, label) in enumerate(zip(models, model_names(paths))):
         style, trained = line_style(number) | {"markersize": 4}, saved.model.config.turns
         split = saved.split("test")
         perplexity, moved = _by_turn(saved, split, BEYOND * trained)
-        scores = _accuracy(saved, split, BEYOND * trained) if asked[0] else perplexity
+        scores = _accuracy(saved, split, BEYOND * trained) if qa[0] else perplexity
         left.plot(list(scores), list(scores.values()), label=label, **style)
         right.plot(list(moved), list(moved.values()), label=label, **style)
         for panel in (left, right):
@@ -53,7 +54,7 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             {"path": saved.path, "label": label, "trained_turns": trained, numbers["metric"]: scores, "moved": moved}
         )
     left.set(title=f"test {numbers['metric']}")
-    if asked[0]:
+    if qa[0]:
         percent_axis(left.yaxis)
     right.set(title="how far a turn moves the state", yscale="log")
     left.legend()
@@ -62,7 +63,7 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], dict[int, float]]:
-    """Return perplexity, and the share by which the state moves, for 1 to `most` turns."""
+    """Return perplexity and the relative movement of the state for 1 to `most` turns."""
     import torch
 
     from mentalese.data.batch import to_device
@@ -88,7 +89,7 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
 
 
 def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
-    """Return the share of questions that are answered, for 1, 2, 4, .. turns."""
+    """Return the share of correct answers for 1, 2, 4, .. turns."""
     from mentalese.evaluation.answers import ask
 
     accuracy = {}

@@ -1,11 +1,11 @@
 """Recurrent depth (Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach").
 
     prelude     the first layers of a decoder, once: e
-    block       A [s, e], the layers between, a norm: s_t = R(e, s_{t-1}), from s_0, which is noise; r turns
+    block       a map A of [s, e], the middle layers, a norm: s_t = R(e, s_{t-1}) from the noise s_0; r turns
     coda        the last layers, once, the final norm, the head
 
-Training draws r at each step and sends gradients through the last k turns. At test r is any number, and a token
-may stop as soon as its state hardly moves. Keys and values are kept turn by turn.
+Training draws r at each step and sends gradients through the last k turns. At test time r is any number, and a token
+may stop when its state hardly moves. Each turn has its own keys and values.
 
 A token costs, with w weights of the linear maps of a layer, a its attention to L tokens, 2 L times the heads' width,
 d hidden size and v vocabulary, in multiply-adds:
@@ -53,12 +53,12 @@ Pair = tuple[Tensor, Tensor]
 
 
 class SandwichLayer(GradientCheckpointingLayer):
-    """A decoder's layer with two more norms, each of the sum of what was there and what was added (section 3.2):
+    """A decoder layer with two more norms, one after each residual sum (section 3.2).
 
         x = n_2(x + Attn(n_1(x))),  x = n_4(x + MLP(n_3(x)))
 
     Args:
-        layer: the layer, whose modules, names and weights are used.
+        layer: the layer that provides modules, names and weights.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -70,22 +70,22 @@ class SandwichLayer(GradientCheckpointingLayer):
         self.mlp_out_norm = copy.deepcopy(layer.input_layernorm)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """Return [B, L, d] for [B, L, d]; the options are those of the decoder's attention."""
+        """Return the states [B, L, d] after the layer; the options go to the decoder's attention."""
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
         x = self.attention_out_norm(hidden_states + attended)
         return self.mlp_out_norm(x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class LoopedCache(ThoughtCache):
-    """Keys and values of the layers in the order in which a token goes through them, the block once per slot.
+    """Keys and values of layers in the order in which a token passes through them, the block once per slot.
 
     Turn t writes slot t mod `slots` (section 6.2).
 
     Attributes:
-        turns: turns of the model that writes it.
-        turn: the turn that runs.
-        stopped: bool [B, 1, L, 1], tokens of this call that have stopped: their keys and values stay as their last turn
-            left them (section 6.1). `None`: none.
+        turns: turns of the model that writes the cache.
+        turn: the current turn.
+        stopped: bool [B, 1, L, 1], tokens of this call that have stopped and keep their last keys and values
+            (section 6.1). `None`: none.
     """
 
     def __init__(self, config: LoopedConfig, slots: int | None = None) -> None:
@@ -96,15 +96,15 @@ class LoopedCache(ThoughtCache):
         super().__init__(config.num_hidden_layers + (self.slots - 1) * config.block_layers)
 
     def of(self, layer: int) -> DynamicLayer | StoppedKeys:
-        """Return the keys and values of a layer of earlier calls, to which this turn adds those of this call."""
-        held, stopped = self._held(layer, self.turn), self.stopped if layer in self.block else None
+        """Return the keys and values of a layer from earlier calls, to which this turn appends."""
+        cache, stopped = self._held(layer, self.turn), self.stopped if layer in self.block else None
         latest = None if stopped is None else self._of_call(layer, self.turn - 1, stopped.shape[2])
-        if held.get_seq_length() > self.seen_tokens and not isinstance(held, FixedKeys):  # an earlier turn's
-            held.keys, held.values = held.keys[:, :, : self.seen_tokens], held.values[:, :, : self.seen_tokens]
-        return held if stopped is None or latest is None else StoppedKeys(held, stopped, latest)
+        if cache.get_seq_length() > self.seen_tokens and not isinstance(cache, FixedKeys):  # an earlier turn's
+            cache.keys, cache.values = cache.keys[:, :, : self.seen_tokens], cache.values[:, :, : self.seen_tokens]
+        return cache if stopped is None or latest is None else StoppedKeys(cache, stopped, latest)
 
     def fill(self, length: int) -> None:
-        """Write what this turn has left of a call's tokens into the slots of turns that none of them takes."""
+        """Copy this turn's keys and values of a call to the slots of turns that all its tokens skip."""
         for turn, layer in itertools.product(range(self.turn + 1, self.slots), self.block):
             self._held(layer, turn).update(*self._of_call(layer, self.turn, length))
 
@@ -115,17 +115,17 @@ class LoopedCache(ThoughtCache):
 
     def _of_call(self, layer: int, turn: int, length: int) -> Pair:
         """Return the keys and values of this call's tokens after a turn."""
-        held, now = self._held(layer, turn), slice(self.seen_tokens, self.seen_tokens + length)
-        return held.keys[:, :, now], held.values[:, :, now]
+        layer_cache, now = self._held(layer, turn), slice(self.seen_tokens, self.seen_tokens + length)
+        return layer_cache.keys[:, :, now], layer_cache.values[:, :, now]
 
 
 class StoppedKeys:
-    """The cache of a layer in a turn that some tokens do not take.
+    """The cache of a layer in a turn that some tokens skip.
 
     Args:
-        held: the keys and values of earlier calls, to which those of this one are added.
-        stopped: bool [B, 1, L, 1], the tokens whose keys and values stay `latest`.
-        latest: the keys and values of the call's tokens after the turn before.
+        held: the keys and values of earlier calls, to which this call appends.
+        stopped: bool [B, 1, L, 1], the tokens that keep their keys and values from `latest`.
+        latest: the keys and values of the call's tokens after the previous turn.
     """
 
     def __init__(self, held: DynamicLayer, stopped: Tensor, latest: Pair) -> None:
@@ -138,13 +138,13 @@ class StoppedKeys:
 
 @dataclass(kw_only=True)
 class LoopedEncoded(Encoded):
-    """Final hidden states, and what a trace shows.
+    """Final hidden states and, for a trace, the states of all turns.
 
     Attributes:
-        taken: [B, L], turns that each token took.
-        states: s_t [B, L, d] after each turn, if a trace was asked for.
-        by_turn: [B, L, d] after each turn, what the head would read if it were the last.
-        moved: [B, L] for each turn, how far it moved the state, as a share of the state's length.
+        taken: [B, L], the number of turns of each token.
+        states: s_t [B, L, d] after each turn, only for a trace.
+        by_turn: [B, L, d] for each turn, the input of the head if this turn were the last.
+        moved: [B, L] for each turn, the distance that it moved the state, as a share of the state's length.
     """
 
     taken: Tensor | None = None
@@ -186,16 +186,16 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 self.layers[number] = SandwichLayer(layer)
             self.block_norm = copy.deepcopy(self.final_norm)
         self.adapter = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self._step: int | None = None  # the seed of a step of training
+        self._step: int | None = None  # the seed of a training step
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
-        """Initialise by the backbone's rule; what sandwich layers add starts smaller in deeper models (section 4.1).
+        """Initialise by the backbone's rule; sandwich layers write less in deeper models (section 4.1).
 
-        The release also draws the MLP's up map smaller, which the paper does not say (README).
+        The release also makes the MLP's up map smaller, which the paper does not state (README).
         """
         super().initialize(module)
-        if module is not self or self.config.norms == "own":  # it is the last: the backbone initialises its own layers
+        if module is not self or self.config.norms == "own":  # called last: the backbone initialises its own layers
             return
         std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
         layers: Any = self.layers
@@ -209,7 +209,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
 
     @cached_property
     def _parts(self) -> tuple[range, range, range]:
-        """Return the numbers of the layers of prelude, block and coda."""
+        """The indices of the layers of prelude, block and coda."""
         config, layers = self.config, self.config.num_hidden_layers
         first, last = config.prelude_layers, layers - config.coda_layers
         return range(first), range(first, last), range(last, layers)
@@ -217,7 +217,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def cut(self, base: Any) -> Any:
-        """Remove the layers between prelude and block that a trained decoder has and this model does not."""
+        """Remove the layers of a trained decoder between prelude and block that this model lacks."""
         layers, first = getattr(base.base_model, self.places.layers), self.config.prelude_layers
         after = first + max(0, len(layers) - self.config.num_hidden_layers)
         setattr(base.base_model, self.places.layers, nn.ModuleList([*layers[:first], *layers[after:]]))
@@ -254,7 +254,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         cache: ThoughtCache | None = None,
         trace: bool = False,
     ) -> LoopedEncoded:
-        """Return final hidden states [B, L, d] after `config.turns` turns, from where `cache` left off; it moves on.
+        """Return final hidden states [B, L, d] after `config.turns` turns, that continue and update `cache`.
 
         Raises:
             InputError: a cache that another number of turns wrote.
@@ -276,7 +276,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         cache: LoopedCache | None = None,
         trace: bool = False,
     ) -> LoopedEncoded:
-        """Return `encode` at this many turns, from the noise of a seed."""
+        """Return the output of `encode` after this many turns, from the noise of a seed."""
         config, (prelude, _, coda) = self.config, self._parts
         past = 0 if cache is None else cache.seen_tokens
         layout = self.token_layout(input_ids, attention_mask, cache)
@@ -287,7 +287,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         options = self._options(embedded, layout, positions, cache)
         exit_distance = None if self.training else config.exit_distance
         keys = cache
-        if cache is None and exit_distance is not None:  # attended to after a token has stopped
+        if cache is None and exit_distance is not None:  # needed after a token has stopped
             keys = LoopedCache(config, slots=1)
 
         injected = self._run(prelude, embedded, options, keys)
@@ -329,7 +329,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return new if self.block_norm is None else self.block_norm(new)
 
     def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
-        """Return [B, L, d] after these layers."""
+        """Return the states [B, L, d] after these layers."""
         for number in numbers:
             hidden = self.layers[number](hidden, **options, **{CACHE: None if keys is None else keys.of(number)})
         return hidden
@@ -337,12 +337,12 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     def _options(
         self, hidden: Tensor, layout: TokenLayout, positions: Tensor, cache: LoopedCache | None
     ) -> dict[str, Any]:
-        """Return the positions, and a mask where attention needs one; a cache of a fixed size learns its columns."""
+        """Return positions and, where attention needs it, a mask; set the columns of a fixed-size cache."""
         past = 0 if cache is None else cache.seen_tokens
         length, end, tokens = hidden.shape[1], past + hidden.shape[1], layout.mask
         columns = None if cache is None else fixed_columns(cache.layers, end)
         (rotary,) = self.places.positions(self.backbone.base_model, hidden, positions, 1)
-        causal = attention_of(self.backbone.config) == "sdpa" and not past  # it makes such a mask itself
+        causal = attention_of(self.backbone.config) == "sdpa" and not past  # it creates such a mask itself
         if columns is None and tokens is None and (length == 1 or causal):
             return {"attention_mask": None, **rotary}
         if cache is not None and columns is not None:
@@ -356,7 +356,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     # -- training and cost -------------------------------------------------------------------------------------------
 
     def before_step(self, seed: int) -> None:
-        """See `LanguageModel.before_step`: r and the noise are the step's."""
+        """See `LanguageModel.before_step`; r and the noise depend on the step."""
         self._step = seed
 
     def after_step(self) -> None:
@@ -369,11 +369,11 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
 
-        Outside `mentalese train`, where the model does not know its steps, r is drawn for each batch, the same on all
-        ranks; in evaluation mode it is the mean.
+        Outside `mentalese train`, where steps are unknown, r is drawn for each batch, the same on all ranks; in
+        evaluation mode it is the mean.
 
         Args:
-            settings: `turns`, in place of the config's: the mean of r.
+            settings: `turns`, the mean of r, instead of the config's.
         """
         mean = settings.pop("turns", self.config.turns)
         weights = self.target_weights(batch, **settings)
@@ -398,18 +398,18 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return 2 * rows * length * once, 2 * rows * length * (block + 2 * config.hidden_size**2)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`: at `config.turns`, where no token stops before."""
+        """See `LanguageModel.forward_flops`; at `config.turns`, without early stops."""
         once, turn = self._flops(batch)
         return once + self.config.turns * turn
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `LanguageModel.training_flops`: at the r of the step; outside of one at the mean r."""
+        """See `LanguageModel.training_flops`; at the r of the step, outside a step at the mean of r."""
         mean = settings.pop("turns", self.config.turns)
         seeds = range(DRAWS) if self._step is None else (self._step,)
-        drawn = [drawn_turns(mean, seed) for seed in seeds]
-        with_gradient = sum(min(r, self.config.backprop_turns) for r in drawn)
+        samples = [drawn_turns(mean, seed) for seed in seeds]
+        with_gradient = sum(min(r, self.config.backprop_turns) for r in samples)
         once, turn = self._flops(batch)
-        return 3 * once + turn * (sum(drawn) + 2 * with_gradient) // len(drawn)
+        return 3 * once + turn * (sum(samples) + 2 * with_gradient) // len(samples)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
         """See `LanguageModel.scoring_protocol`."""
@@ -423,10 +423,10 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return self.get_output_embeddings()(hidden[:, at])
 
     def fill(self, traces: list[ThoughtTrace], encoded: LoopedEncoded, real: Tensor) -> None:
-        """Add the predictions of the model if each turn were the last, and how far each turn moved the state.
+        """Add the predictions for each turn as the last, and the distance that each turn moved the state.
 
-        The thoughts are the last states, one a token. Scores `surprisal.TURN` and readings `predicted.TURN` are those
-        if that turn were the last.
+        The thoughts are the last states, one per token. Scores `surprisal.TURN` and readings `predicted.TURN` hold if
+        that turn were the last.
         """
         assert encoded.taken is not None
         turns = encoded.taken.float().masked_fill(~real, torch.nan)

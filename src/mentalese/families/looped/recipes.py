@@ -1,10 +1,10 @@
-"""Recipes of recurrent depth with what it is compared with, on the same text.
+"""Recipes of recurrent depth and the models that it is compared with, on the same text.
 
 `variants(recipe)` adds to a looped recipe
 
     -once       the same layers without the loop: one turn
-    -unrolled   equal FLOPs without sharing: every turn has layers of its own
-    -swapped    equal FLOPs with sharing: a turn reads the state that another text's token left
+    -unrolled   equal FLOPs without sharing: every turn has its own layers
+    -swapped    equal FLOPs with sharing: a turn reads the state of a token of another text
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TITLES = {
 
 
 def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any]:
-    """Return a looped model of these layers, whose first weights have the variance 2 / 5d (section 4.1)."""
+    """Return a looped model of these layers with initial weights of variance 2 / 5d (section 4.1)."""
     std = round((0.4 / backbone["hidden_size"]) ** 0.5, 3)
     return {"model_type": "looped", "backbone": backbone | {"initializer_range": std}, "turns": turns, **fields}
 
@@ -45,15 +45,16 @@ def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def shape_of(layers: int) -> tuple[int, int, int]:
-    """Return prelude, block and coda for a trained decoder of this many layers: published ones, or a quarter, half and
-    a quarter.
+    """Return the sizes of prelude, block and coda for a trained decoder of this many layers.
+
+    Without a published choice they are a quarter, half and a quarter.
     """
     ends = layers // 4
     return PUBLISHED.get(layers, (ends, layers - 2 * ends, ends))
 
 
 def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the `model` of a recipe whose layers are some of this decoder's: its first, and its last ones.
+    """Return the `model` section of a recipe with the first and the last layers of this decoder.
 
     Args:
         block_layers: l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
@@ -67,15 +68,15 @@ def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: A
     first, last = fields.pop("prelude_layers", prelude), fields.pop("coda_layers", coda)
     if block_layers is None:
         block_layers = block if first + last == prelude + coda else layers - first - last
-    kept = first + block_layers + last
-    if block_layers < 1 or kept > layers:
+    total = first + block_layers + last
+    if block_layers < 1 or total > layers:
         raise InputError(
             f"block_layers is {block_layers}, with a prelude of {first} and a coda of {last}: the decoder has {layers} "
             "layers; set prelude_layers, block_layers and coda_layers that it has"
         )
-    cut = backbone | {"num_hidden_layers": kept}
+    cut = backbone | {"num_hidden_layers": total}
     if (kinds := backbone.get("layer_types")) is not None:
-        cut["layer_types"] = [*kinds[:first], *kinds[first + layers - kept :]]
+        cut["layer_types"] = [*kinds[:first], *kinds[first + layers - total :]]
     shape = {"prelude_layers": first, "coda_layers": last}
     return {"model_type": "looped", "backbone": cut, "norms": "own", **shape} | fields
 

@@ -11,15 +11,15 @@ from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusion
 from mentalese.models.hf import ResidualLinear
 from mentalese.nn.rotary import rotary_table, rotate_first
 
-FREQUENCIES = 256  # of the sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
+FREQUENCIES = 256  # sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
 
 
 class Modulation(nn.Linear):
-    """Shift, scale and gate of a sublayer by the time; it starts at zero (adaLN-zero)."""
+    """A map from the time to shift, scale and gate of a sublayer, initially zero (adaLN-zero)."""
 
 
 class TimeEmbedding(nn.Module):
-    """The embedding of the time, which blocks are conditioned on."""
+    """The embedding of the time that conditions blocks."""
 
     def __init__(self, config: MaskedDiffusionConfig) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class TimeEmbedding(nn.Module):
         self.out = nn.Linear(config.conditioning_size, config.conditioning_size)
 
     def forward(self, time: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B] to [B, conditioning_size], of this precision."""
+        """Return the embedding [B, conditioning_size] of times [B] in this precision."""
         waves = torch.cat(rotary_table(time, FREQUENCIES), dim=-1).to(dtype)
         return F.silu(self.out(F.silu(self.inner(waves))))
 
@@ -47,7 +47,7 @@ class Block(GradientCheckpointingLayer):
         self.modulation = Modulation(config.conditioning_size, 6 * d) if config.sees_time else None
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, time: Tensor | None) -> Tensor:
-        """[B, N, d] to [B, N, d].
+        """Return the states [B, N, d] after the block.
 
         Args:
             rotary: cosines and sines of the positions, [B or 1, 1, N, d_h / 2].

@@ -50,7 +50,7 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
 
     @property
     def mask_token_id(self) -> int:
-        """The mask in `input_ids`: the id after the tokenizer's last one; it is never predicted."""
+        """The mask id in `input_ids`, one after the tokenizer's last id; it is never predicted."""
         return self.vocab_size
 
     @property
@@ -59,5 +59,5 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
 
     @property
     def width(self) -> int:
-        """Channels of SwiGLU."""
+        """The number of channels of SwiGLU."""
         return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32

@@ -1,4 +1,4 @@
-"""Masked diffusion language models: MDLM, MD4 and SEDD absorb, one bidirectional transformer under three losses.
+"""Masked diffusion language models: MDLM, MD4 and SEDD absorb, one bidirectional transformer with three losses.
 
     MDLM   Sahoo et al., 2024, "Simple and Effective Masked Diffusion Language Models"
     MD4    Shi et al., 2024, "Simplified and Generalized Masked Diffusion for Discrete Data"
@@ -10,13 +10,15 @@ masked ones, the bound of all three on the nats of a text is
 
     -log P(x)  <=  int_0^1 p'(t) / p(t)  E[ sum over i in M of  l_i ]  dt,    l_i = -log P(x_i | what is not masked),
 
-whose variance alone depends on the schedule p(t). SEDD learns scores, the ratios s_y = (1 - p) / p * q_y of the
-probabilities of texts that differ in one token y. MDLM and MD4 take a softmax of the logits f; SEDD's q_y =
-exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral with
+which does not depend on the schedule p(t); only the variance of its estimate does. SEDD learns scores, the ratios s_y =
+(1 - p) / p * q_y of the probabilities of texts that differ in one token y. MDLM and MD4 take a softmax of the logits f;
+SEDD's q_y = exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral
+with
 
     l_i = -log q_i + sum_y q_y - 1.
 
-All predict the token at a position, not the next token. A row's first token is given, as it is to every other model.
+All predict the token at a position, not the next token. The first token of a row is never masked, as no other model
+predicts it either.
 Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 """
 
@@ -54,18 +56,18 @@ _CHUNK = 512  # rows of logits at once
 
 @dataclass(kw_only=True)
 class MaskedEncoded(Encoded):
-    """Final hidden states, and which positions are masks, bool [B, N]."""
+    """Final hidden states and the positions of masks, bool [B, N]."""
 
     masked: Tensor
 
 
 @dataclass
 class Rows:
-    """Which positions of rows are tokens.
+    """The positions of tokens in rows.
 
     Attributes:
-        real: bool [B, N].
-        visible: bool [B, 1, 1, N], what is attended to; `None`: there is no padding.
+        real: bool [B, N], positions that are tokens.
+        visible: bool [B, 1, 1, N], positions that may be attended to; `None` without padding.
         positions: [B or 1, N].
     """
 
@@ -113,13 +115,13 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             init.zeros_(module.bias)
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """Return the rows of tokens [B, N]; a GPU is waited for if there is a mask, once.
+        """Return the rows of tokens [B, N]; with a mask this waits once for a GPU.
 
         Args:
-            attention_mask: [B, N], 0 at padding on either side, which nothing attends to.
+            attention_mask: [B, N], 0 at padding on either side, which is never attended to.
 
         Raises:
-            InputError: a row of padding alone.
+            InputError: a row that has only padding.
         """
         real = self.real_tokens(input_ids, attention_mask, None)
         tokens = None if attention_mask is None else real.sum(1).tolist()
@@ -136,13 +138,13 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         *,
         kept: list[Tensor] | None = None,
     ) -> Tensor:
-        """[B, N, d], from which the head computes the logits of the token at each position.
+        """Return the states [B, N, d] from which the head predicts the token at each position.
 
         Args:
             input_ids: [B, N], with masks.
             rows: see `rows`.
             probability: [B], p(t); `None`: the share of masks in each row.
-            kept: gets what each block reads, [B, N, d].
+            kept: a list that receives the input of each block, [B, N, d].
         """
         config = self.config
         masked = input_ids == config.mask_token_id
@@ -168,13 +170,13 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     # ------------------------------------------------------------------------------------- training and scores
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, N, d]; position t predicts token t, unlike in causal models."""
+        """Return final hidden states [B, N, d]; position t predicts token t, unlike in causal models."""
         return self.hidden(batch["input_ids"], self.rows(batch["input_ids"], batch.get("attention_mask")))
 
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Rows packed to begin at their first token: ids, targets and mask [B, N], and the column of each.
+        """Return rows that begin at their first token: ids, targets and mask [B, N], and their original columns.
 
-        Tokens without a label and a row's first token are given; they are not targets.
+        Tokens without a label and the first token of a row are not targets and are never masked.
         """
         ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
         columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -185,18 +187,18 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
 
     def _at_masks(self, ids: Tensor, targets: Tensor, rows: Rows, masked: Tensor, p: Tensor) -> list[Tensor]:
-        """Hidden states of rows with some targets masked, at p [B], and the targets [B, N] at masks."""
+        """Return hidden states of rows whose targets are partly masked at p [B], and the targets [B, N] at masks."""
         masked = masked & (targets != IGNORED)
         hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), rows, p)
         return [hidden, targets.masked_fill(~masked, IGNORED)]
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """`score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
+        """Return the `score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
         pieces = zip(hidden.split(_CHUNK), targets.split(_CHUNK))
         return torch.cat([score_entropy(self.lm_head(h), y) for h, y in pieces])
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """Return the bound at one time per row, in nats per target: comparable with a causal model's loss.
+        """Return the bound at one time per row in nats per target, comparable with the loss of a causal model.
 
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
@@ -228,16 +230,16 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, times: int | None = None, seed: int = 0
     ) -> Tensor:
-        """[B, N] float32: each label's share of the bound in nats, 0 if it is -100 and at a row's first token.
+        """Return each label's share of the bound in nats, float32 [B, N]; 0 at -100 and at a row's first token.
 
-        Tokens without a label are given. A row's masks follow from the seed and its own labels, so a row has the same
-        score in every batch. Instead of times, the numbers m of masks are spread evenly over a row's n labels: the
-        integral is the mean over m of n / m times the sum of l, with p the m-th smallest of n uniform numbers. Then no
-        weight is huge, and far fewer passes are needed.
+        Tokens without a label are never masked. The masks of a row depend only on the seed and its labels, so a row has
+        the same score in every batch. Instead of times, the numbers m of masks are spread evenly over a row's n labels.
+        The integral is the mean over m of n / m times the sum of l, with p the m-th smallest of n uniform numbers. This
+        avoids huge weights and needs far fewer passes.
 
         Args:
-            times: instead of the config's `score_times`; each is a pass over the batch.
-            seed: of the noise.
+            times: number of passes over the batch; `None`: the config's `score_times`.
+            seed: seeds the noise.
         """
         if estimator not in (None, *self.estimators):
             raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
@@ -249,17 +251,17 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         shift = uniform(noise, times, 1)[:, 0]
         nats, rows = torch.zeros(ids.shape, device=ids.device), self.rows(ids, mask)
         for number in range(times):
-            # One number of masks in [1, n] per time; p is the time at which the last of these masks falls.
+            # One number of masks in [1, n] per time; p is the time of the last of these masks.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
             falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
             hidden, masked_targets = self._at_masks(ids, targets, rows, falls <= p, p[:, 0].clamp(max=1))
-            chosen = (masked_targets != IGNORED).flatten().nonzero()[:, 0]
-            some, target = hidden.flatten(0, 1)[chosen], masked_targets.flatten()[chosen]
+            at_masks = (masked_targets != IGNORED).flatten().nonzero()[:, 0]
+            some, target = hidden.flatten(0, 1)[at_masks], masked_targets.flatten()[at_masks]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.loss_head(), target)
-            shares = (counts / masks)[chosen // ids.shape[1]] * nll / times
-            nats.view(-1).index_add_(0, chosen, shares.to(nats.dtype))
+            shares = (counts / masks)[at_masks // ids.shape[1]] * nll / times
+            nats.view(-1).index_add_(0, at_masks, shares.to(nats.dtype))
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
@@ -283,12 +285,12 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return 2 * rows * (length * token + time)
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """Three forward passes; the sines and cosines of the time need no gradient."""
+        """Return the FLOPs of three forward passes; the sines and cosines of the time need no gradient."""
         waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
 
     def scoring_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.scoring_flops`: a pass for each time."""
+        """See `LanguageModel.scoring_flops`; each time is one pass."""
         return self.config.score_times * self.forward_flops(batch)
 
     def compiled_parts(self) -> list[nn.Module]:
@@ -306,15 +308,15 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         output_hidden_states: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
-        """Return final hidden states [B, N, d]; those at masks predict the token there.
+        """Return final hidden states [B, N, d]; a state at a mask predicts the token there.
 
         Args:
-            input_ids: [B, N], `config.mask_token_id` at tokens to predict.
+            input_ids: [B, N], with `config.mask_token_id` at tokens to predict.
             mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
         """
-        kept: list[Tensor] | None = [] if output_hidden_states else None
-        hidden = self.hidden(input_ids, self.rows(input_ids, attention_mask), mask_probability, kept=kept)
-        states = None if kept is None else (*kept, hidden)
+        block_inputs: list[Tensor] | None = [] if output_hidden_states else None
+        hidden = self.hidden(input_ids, self.rows(input_ids, attention_mask), mask_probability, kept=block_inputs)
+        states = None if block_inputs is None else (*block_inputs, hidden)
         return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
@@ -331,35 +333,35 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         streamer: Any = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Hugging Face's `generate`, by ancestral sampling: masks in prompts and after them become text.
+        """Generate by ancestral sampling: replace masks in and after prompts by text (Hugging Face's `generate`).
 
-        `max_new_tokens` masks are appended to each prompt; tokens of the prompt never change. Each mask falls at a time
-        of its own, and its token is drawn given all tokens known by then, as in MD4, MDLM and, with normalised scores,
-        SEDD. Everything after the first end-of-text token after a prompt is padding. Order and tokens follow from the
-        prompt and a seed (torch's generator; fixed with `do_sample=False`, which takes the likeliest tokens), so a
-        padded row gets the same text as alone; equal prompts in a batch get different texts.
+        `max_new_tokens` masks are appended to each prompt; tokens of the prompt never change. Each mask falls at its
+        own time, and its token is drawn given all tokens that are known then, as in MD4, MDLM and, with normalised
+        scores, SEDD. Everything after the first end-of-text token after a prompt is padding. Order and tokens follow
+        from the prompt and a seed (torch's generator; fixed with `do_sample=False`, which takes the likeliest tokens),
+        so padding does not change the text of a row; equal prompts in a batch get different texts.
 
         Args:
             inputs: [B, L], or `input_ids`, padded on the left, `config.mask_token_id` at tokens to fill in; `None`: the
                 beginning of a text.
             num_steps: number of evenly spaced times at which masks may fall (MD4: by the cosine schedule, denser while
-                few tokens are known); `None`: one for each of a row's masks. Steps at which none falls cost nothing.
-            streamer: gets the text when it is complete, since it does not grow from left to right.
-            kwargs: Hugging Face's; `max_new_tokens=0` only fills in the prompts' masks. Processors of logits see the
-                text before a position, with padding for its masks. Stopping criteria other than length and end of text
-                are checked after each step.
+                few tokens are known); `None`: one for each of a row's masks. Steps without a falling mask cost nothing.
+            streamer: receives the text when it is complete, because it does not grow from left to right.
+            kwargs: arguments of Hugging Face's `generate`; `max_new_tokens=0` only fills in the masks of prompts.
+                Processors of logits see the text before a position, with padding for its masks. Stopping criteria other
+                than length and end of text are checked after each step.
 
         Returns:
             [B, L + max_new_tokens].
 
         Raises:
-            InputError: beams, stop strings, scores asked for, no padding token, no steps, nothing to fill in, or a
+            InputError: beams, stop strings, requested scores, no padding token, no steps, nothing to fill in, or a
                 streamer for prompts with masks.
         """
         for source in (kwargs, vars(generation_config or self.generation_config)):
             if stops := source.get("stop_strings"):
                 raise InputError(f"stop_strings is {stops!r}: masks fall in any order, so remove it")
-        inside = kwargs.get("max_new_tokens") == 0  # which transformers refuses
+        inside = kwargs.get("max_new_tokens") == 0  # which transformers rejects
         kwargs |= {"max_new_tokens": 1} if inside else {}
         decode = partial(type(self)._unmask, num_steps=num_steps, streamer=streamer, inside=inside)
         return super().generate(inputs, generation_config, streamer=streamer, custom_generate=decode, **kwargs)
@@ -387,15 +389,15 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         if num_steps is not None and num_steps < 1:
             raise InputError(f"num_steps is {num_steps}: set 1 or more")
         text = F.pad(input_ids, (0, length), value=mask_id)
-        unknown = (text == mask_id).cpu()  # the host knows which masks fall at which time, and does not wait for it
+        unknown = (text == mask_id).cpu()  # on the host, so that no step waits for the GPU
         if not unknown.any():
             raise InputError("max_new_tokens is 0 and no prompt contains a mask: set 1 or more")
         if streamer is not None and unknown[:, :prompt].any():
             raise InputError("streamer is set and a prompt contains masks: it only shows new text, so remove it")
         sample = generation_config.do_sample
-        seed = int(torch.randint(2**62, ())) if sample else 0  # local, since one rank may generate alone
+        seed = int(torch.randint(2**62, ())) if sample else 0  # local, because a single rank may generate
         noise = _prompt_noise(input_ids, attention_mask, seed)
-        # The numbers of a prompt's own masks are counted from its end, so padding before it changes nothing.
+        # Masks inside a prompt are numbered from its end, so that padding before it has no effect.
         falls, chance = (
             torch.cat((uniform(noise, 2 + number, prompt).flip(1), uniform(noise, number, length)), dim=1)
             for number in (0, 1)
@@ -417,7 +419,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
                 before = text[:, :column]
                 scores = hidden.new_zeros(len(text), self.config.vocab_size, dtype=torch.float32)
                 scores[rows] = self.lm_head(hidden[rows, column]).float()
-                # Scores of all rows, since some processors keep a state per row.
+                # Scores of all rows, because some processors keep a state per row.
                 scores = logits_processor(before.masked_fill(before == mask_id, pad), scores)[rows]
                 text[rows, column] = _drawn(scores, chance[rows, column]) if sample else scores.argmax(-1)
             if any(bool(torch.all(halt(text.masked_fill(text == mask_id, pad), None))) for halt in halts):
@@ -434,13 +436,13 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
 
 
 def _times(steps: list[int]) -> Tensor:
-    """[most steps + 1, B] times from 1 down to 0: `steps` of each row, which then stays at 0."""
+    """Return times [most steps + 1, B] from 1 to 0 in `steps` steps of each row; later times are 0."""
     rows = [torch.linspace(1, 0, number + 1) for number in steps]
     return nn.utils.rnn.pad_sequence(rows)
 
 
 def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> Noise:
-    """Noise of prompts [B, L], the same with any padding on the left; equal prompts differ by their order."""
+    """Return the noise of prompts [B, L], independent of padding on the left; equal prompts differ by their order."""
     if attention_mask is not None:
         prompts = prompts.masked_fill(attention_mask == 0, IGNORED)
     prompts = prompts.flip(1)
@@ -449,6 +451,6 @@ def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> 
 
 
 def _drawn(scores: Tensor, chance: Tensor) -> Tensor:
-    """Return a token [n] from each distribution of logits [n, v]: its inverse cumulative sum at uniform numbers [n]."""
+    """Draw a token [n] from each row of logits [n, v]: the inverse cumulative sum at uniform numbers [n]."""
     sums = scores.softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, chance[:, None] * sums[:, -1:])[:, 0]  # in float32 they end near 1

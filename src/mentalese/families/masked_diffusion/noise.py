@@ -14,9 +14,9 @@ from mentalese.nn.transfer import send
 
 
 def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
-    """p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`.
+    """Return p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`.
 
-    p(1) is 1. The releases of MDLM and SEDD have 0.999 t, that of MD4 goes from 0.0001 to 0.9999.
+    p(1) is 1. The releases of MDLM and SEDD use 0.999 t, the release of MD4 goes from 0.0001 to 0.9999.
     """
     if kind == "cosine":
         angle = 0.5 * math.pi * t
@@ -25,9 +25,9 @@ def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """SEDD's l of [n, v] logits f and [n] targets: [n], 0 if a target is -100.
+    """Return SEDD's l [n] for logits f [n, v] and targets [n]; 0 where a target is -100.
 
-    With c = log sum_y q_y it is the cross-entropy and, for scores that do not sum to one, exp(c) - 1 - c above it.
+    With c = log sum_y q_y, l is the cross-entropy plus exp(c) - 1 - c, which is 0 for scores that sum to one.
     """
     logits = logits.float()
     total = logits.logsumexp(-1)
@@ -37,16 +37,16 @@ def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def uniform(noise: Noise, number: int, size: int) -> Tensor:
-    """float32 [B, size] in (0, 1]."""
+    """Return uniform numbers in (0, 1], float32 [B, size]."""
     return torch.special.ndtr(noise.draw(number, (size,)))
 
 
 def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
-    """[rows] times: [0, 1] has one equal part for each row of all ranks, each with one time (Kingma et al., 2021).
+    """Return times [rows], spread evenly over [0, 1] across the rows of all ranks (Kingma et al., 2021).
 
-    One random shift moves them all around the circle, so each row's time is uniform.
+    One random shift moves all of them around the circle, so the time of each row is uniform.
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, at which weights are infinite
+    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, where weights are infinite
     times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
     return send(torch.tensor(times), device)

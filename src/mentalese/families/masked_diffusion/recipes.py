@@ -11,14 +11,14 @@ from mentalese.recipe import OptimizerConfig, Recipe
 
 
 def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: Any) -> Recipe:
-    """Return the run of an autoregressive baseline of Latent Thought Models with masks instead of causality.
+    """Return the masked diffusion twin of an autoregressive baseline of Latent Thought Models.
 
-    The published models have 128 channels of the time, which would be half the weights of a narrow one; here the
-    narrower ones have 1/6 of their width.
+    The published models have 128 channels for the time, which would be half the weights of a narrow model; here
+    narrower models have 1/6 of their width.
     """
     recipe = next(recipe for recipe in LATENT_THOUGHT if recipe.name == twin)
-    kept = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-    sizes = {name: recipe.model[name] for name in kept if name in recipe.model}
+    size_names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    sizes = {name: recipe.model[name] for name in size_names if name in recipe.model}
     if objective != "mdlm":
         sizes["conditioning_size"] = min(128, recipe.model["hidden_size"] // 6)
     return dataclasses.replace(
@@ -31,7 +31,7 @@ def masked_diffusion(objective: str, twin: str, name: str, description: str, **f
 
 
 def diffusion_table1(objective: str, size: str, steps: int, optimizer: OptimizerConfig) -> Recipe:
-    """Return a masked diffusion model of Table 1 of Latent Thought Models' paper."""
+    """Return a masked diffusion model of Table 1 in the paper on Latent Thought Models."""
     width, heads, layers, _ = GPT2_PUBLISHED[size]
     sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers}
     if objective != "mdlm":
