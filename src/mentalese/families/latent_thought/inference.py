@@ -187,9 +187,9 @@ def fit(
     Args:
         x: [B, N, d]; no gradient flows into it.
         targets: [B, N - 1], the targets of all tokens except the last.
-        weights: also sum their gradients, of the sum over rows and fast steps of the negative ELBO.
-        together: all ranks infer at once, and take equally many steps.
-        show: progress on standard error.
+        weights: also return their gradients of the negative ELBO, summed over rows and fast steps.
+        together: all ranks infer at the same time and take equally many steps.
+        show: show progress on standard error.
 
     Returns:
         The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.

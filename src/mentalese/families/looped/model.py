@@ -227,7 +227,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return base
 
     def start_from_backbone(self) -> None:
-        """Make the block read only e: at any number of turns the model predicts what its layers do in a row.
+        """Make the block read only e, so that any number of turns predicts as the sequence of layers does.
 
         Raises:
             InputError: `norms` is `sandwich`, whose norms and embeddings a trained decoder does not have.

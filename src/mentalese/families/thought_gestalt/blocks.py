@@ -1,6 +1,6 @@
 """The modules of Thought Gestalt.
 
-Letters in shapes: n sentences and N tokens of a step; m vectors that are read, d hidden size.
+Letters in shapes: n sentences and N tokens of a step; m vectors to read, d hidden size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """The gated read of the memory (section 2.2). A sentence with an empty memory reads exactly zero."""
+    """The gated read of the memory (section 2.2). With an empty memory a sentence reads exactly zero."""
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class CrossAttention(nn.Module):
         return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
 
     def _weights(self, q: Tensor, keys: Tensor, step: Step) -> Tensor:
-        """Return the attention weights [N, m], their mean over heads, for traces. All slots are used."""
+        """Return the attention weights [N, m], averaged over heads, for traces. All slots are used."""
         ((query,),) = step.sequences.pad(q, self.heads)
         scores = query @ split_heads(keys, self.heads).transpose(-1, -2)
         weights = (scores / math.sqrt(q.shape[-1] / self.heads)).softmax(-1).mean(1)
@@ -83,7 +83,7 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Pre-norm attention and MLP. A block attends to the sentence, to the memory (Figure 3), or to both (Table 1)."""
+    """Pre-norm attention and MLP. They read the sentence, the memory (Figure 3), or both (Table 1)."""
 
     def __init__(self, config: ThoughtGestaltConfig, layer: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(GradientCheckpointingLayer):
         return x + self._dropped(self.mlp(step.norm("up", self.mlp_norm, x), step))
 
     def uses(self, sizes: list[int]) -> list[dict[str, Use]]:
-        """Return the uses of this block's maps for steps of these sizes; with the norms before them and the gate."""
+        """Return the uses of this block's maps for steps of these sizes, including preceding norms and the gate."""
         maps = {"up": uses_of(self.mlp.up, sizes, norm=self.mlp_norm), "down": uses_of(self.mlp.out, sizes)}
         if self.attends:
             maps["qkv"] = uses_of(self.attention.qkv, sizes, norm=self.attention_norm)
@@ -136,9 +136,9 @@ class Block(GradientCheckpointingLayer):
 
 
 class SentenceHead(nn.Module):
-    """s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms its input and makes s_t unit length.
+    """The map s_t = W_sent h_EOS (section 2.2), after dropout (B.2); `normalized` norms h and scales s_t to length 1.
 
-    The norm has no weights: the linear map after it includes them.
+    The norm has no weights, because the linear map after it includes them.
     """
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
@@ -150,7 +150,7 @@ class SentenceHead(nn.Module):
         """Return the vectors [n, d] of states [n, d], and their lengths [n] before normalisation.
 
         Args:
-            use: of the map, for training.
+            use: the use of the map, for training.
         """
         if self.normalized:
             h = F.layer_norm(h, h.shape[-1:], eps=self.eps)
@@ -159,6 +159,6 @@ class SentenceHead(nn.Module):
         return Unit.apply(s) if self.normalized else (s, s.norm(dim=-1))
 
     def uses(self, sizes: list[int]) -> list[dict[str, Use]]:
-        """Return the uses of its map for steps of these numbers of sentences."""
+        """Return the uses of the map for steps with these numbers of sentences."""
         uses = uses_of(self.linear, sizes)
         return [{} if uses is None else {"head": uses[k]} for k in range(len(sizes))]

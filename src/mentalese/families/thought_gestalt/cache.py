@@ -1,6 +1,6 @@
-"""What generation keeps of each stream between two calls.
+"""The cache of generation: the state of each stream between two calls.
 
-Letters in shapes: B streams of T new tokens, S slots for the longest sentence, m vectors that are read, d hidden size.
+Letters in shapes: B streams of T new tokens, S slots for the longest sentence, m vectors to read, d hidden size.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mentalese.nn.ragged import Ragged, split_heads
 class SentenceCache(ThoughtCache):
     """The open sentence of each stream, and the memory.
 
-    `state` has of each stream the `position` in its open sentence, the `count` of its vectors, the `memory` of them and
-    the same `ready`, keys and values with their positions, the latest one as `seed`, and by layer, as `self.LAYER`
-    [B, S + 1, 2 d], keys and values of the open sentence; what is written for padding goes into the last slot.
+    `state` holds for each stream: the `position` in its open sentence, the `count` of its vectors, their `memory`, keys
+    and values with positions as `ready`, the latest vector as `seed`, and for each layer, as `self.LAYER`
+    [B, S + 1, 2 d], keys and values of the open sentence. The last slot receives the writes of padding.
 
     Attributes:
-        map: of vectors to keys and values, whose weights are not joined again for each token.
-        sequences: none; slots take their place.
+        map: the map of vectors to keys and values, stored so that its weights are not concatenated for each token.
+        sequences: always `None`; slots replace sequences.
         places: the streams [B, 1] and slots [B, T] of the new tokens.
-        end: slots that are read.
-        seen: bool [B, 1, T, end], which of them a token sees; `None`: all.
-        used: bool [B, 1, 1, m], which slots of the memory may be read; `None`: all.
+        end: number of slots to read.
+        seen: bool [B, 1, T, end], the slots that a token sees; `None`: all.
+        used: bool [B, 1, 1, m], the slots of the memory that may be read; `None`: all.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SentenceCache(ThoughtCache):
         self.map = None
 
     def place(self, slots: Tensor, size: int, first: Tensor | None = None) -> None:
-        """Set the slots [B, T] of the next tokens, who see those from `first` [B] on; `size` is the slot of padding."""
+        """Set the slots [B, T] of the next tokens, which see slots from `first` [B] on; padding goes to `size`."""
         self.places, self.end, alike = (torch.arange(len(slots), device=slots.device)[:, None], slots), size, False
         if slots.device.type == "cpu":
             used = set(slots.flatten().tolist())
@@ -57,7 +57,7 @@ class SentenceCache(ThoughtCache):
 
     @torch.compiler.disable
     def attend(self, layer: int, qkv: Tensor, heads: int, dropout: float) -> Tensor:
-        """Return causal attention of the new tokens, [B * T, 3 d] to [B * T, d], to their sentence so far."""
+        """Return the attention [B * T, d] of the new tokens [B * T, 3 d] to their sentence so far."""
         name, shape = f"self.{layer}", self.places[1].shape
         q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
         slots = self.state[name]
@@ -68,7 +68,7 @@ class SentenceCache(ThoughtCache):
 
     @torch.compiler.disable
     def read(self, q: Tensor, keys: Tensor, values: Tensor, heads: int, dropout: float) -> Tensor:
-        """Return what the new tokens, [B * T, d] to [B * T, d], read of the memory's [B, m, d]."""
+        """Return the attention [B * T, d] of the new tokens [B * T, d] to the memory's keys and values [B, m, d]."""
         return self._attend(q, keys, values, self.used, heads, dropout)
 
     @staticmethod

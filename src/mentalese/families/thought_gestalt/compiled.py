@@ -1,4 +1,4 @@
-"""What `torch.compile` takes of Thought Gestalt's recurrent layers: all of them, for the sentences of one step."""
+"""The compiled part of Thought Gestalt: all recurrent layers, for the sentences of one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mentalese.families.thought_gestalt.plan import Step
 
 
 class CompiledLayers(nn.Module):
-    """`run_layers` of a `ThoughtGestaltForCausalLM`, as its compiled part: a graph for each `_kind` of step."""
+    """The compiled `run_layers` of a `ThoughtGestaltForCausalLM`, with one graph for each `_kind` of step."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CompiledLayers(nn.Module):
 
 
 def _kind(step: Step) -> tuple[bool, ...]:
-    """Return all that a graph depends on: gradients, first sentences, places of tokens, and what there is one of."""
+    """Return all properties that a graph depends on: gradients, first sentences, places of tokens, sizes of 1."""
     slots = [keys.shape[1] > 1 for keys, _ in step.memory.values()]
     return torch.is_grad_enabled(), step.has_memory is None, step.sequences.even, step.sentences > 1, *slots
 
@@ -41,7 +41,7 @@ def _kind(step: Step) -> tuple[bool, ...]:
 def _mark_sizes(x: Tensor, steps: list[Step]) -> None:
     """Mark the sizes that differ from step to step: numbers of tokens, of sentences and of vectors in memory.
 
-    For the compiler, which asks only when it makes a graph.
+    The compiler uses these marks only when it builds a graph.
     """
     mark, step = torch._dynamo.maybe_mark_dynamic, steps[0]
     rows = [x, step.last, step.sequences.place, step.has_memory]

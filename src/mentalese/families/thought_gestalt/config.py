@@ -79,21 +79,21 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
 
     @property
     def mlp_width(self) -> int:
-        """`intermediate_size`, or its default."""
+        """The `intermediate_size`, or its default."""
         if self.intermediate_size is not None:
             return self.intermediate_size
         return 4 * self.hidden_size if self.activation == "gelu" else -(-self.hidden_size // 3) * 8
 
     @property
     def vector_layer(self) -> int:
-        """`sentence_layer`, or its default."""
+        """The `sentence_layer`, or its default."""
         if self.sentence_layer is not None:
             return self.sentence_layer
         return max(round(7 / 12 * self.num_hidden_layers), 1) - 1
 
     @property
     def seeded(self) -> bool:
-        """Whether sentences start from the previous vector: `context_seeding`, if there are vectors."""
+        """True if sentences start from the previous vector: `context_seeding`, if there are vectors."""
         return self.context_seeding and self.memory != "none"
 
     @property

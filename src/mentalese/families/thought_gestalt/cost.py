@@ -1,4 +1,4 @@
-"""What passes cost, counted as PyTorch's FLOP counter counts (`LanguageModel.forward_flops`)."""
+"""The cost of passes, in FLOPs as PyTorch's counter counts them (`LanguageModel.forward_flops`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def head_flops(config: ThoughtGestaltConfig, tokens: int) -> int:
 def layer_flops(config: ThoughtGestaltConfig, sentences: Sentences, ends: bool = True) -> int:
     """Return the FLOPs of all layers on fresh streams: recurrent ones step by step, the others on all sentences.
 
-    Without `ends` these others skip the last token of each sentence.
+    Without `ends` the other layers skip the last token of each sentence.
     """
     d, size, layers = config.hidden_size, config.memory_size, config.num_hidden_layers
     steps = sentences.lengths.split(sentences.counts) if sentences.counts else ()
@@ -34,7 +34,9 @@ def layer_flops(config: ThoughtGestaltConfig, sentences: Sentences, ends: bool =
         products += _blocks(config, lengths, range(depth), max(1, min(k, size)), prefix=prefix)
         products += len(lengths) * d * d  # the sentence head
         written = k + 1 < len(steps)
-        products += lower * len(lengths) * (written * entry + (k == 0) * 2 * d * d)  # the unused slot too, at first
+        products += (
+            lower * len(lengths) * (written * entry + (k == 0) * 2 * d * d)
+        )  # the first step includes the unused slot
     if depth < layers and steps:
         lengths = sentences.lengths if ends else sentences.lengths - 1
         slots = max(1, min(len(steps) - 1, size))

@@ -1,9 +1,9 @@
-"""Reading on from a cache: what generation does again and again.
+"""Continuation from a cache, the inner loop of generation.
 
-A call reads sentence by sentence: the new tokens of one sentence of each stream, padded. Mostly that is one token.
-On a GPU nothing waits for the device then: whether a sentence begins or ends is decided there, so that every token pays
-for a sentence vector, which is written where a sentence has ended. On a CPU, whose values are at hand, only those
-tokens do, and attention leaves out the slots that no stream uses.
+A call reads sentence by sentence: the new tokens of one sentence of each stream, padded; usually a single token. On a
+GPU the host does not wait: the device decides if a sentence begins or ends, so a sentence vector is computed for every
+token and written only where a sentence has ended. On a CPU vectors are computed only at the ends of sentences, and
+attention skips slots that no stream uses.
 
 Letters in shapes: B streams of L tokens in a call, T in a sentence, d hidden size. `model` is a
 `ThoughtGestaltForCausalLM`.
@@ -35,17 +35,17 @@ def read_on(
         attention_mask: [B, L], 0 at padding.
 
     Returns:
-        No sentences for a single token.
+        States and sentences; no sentences for a single token.
 
     Raises:
-        InputError: see `find_sentences`; on a GPU, which is not waited for, markers are checked in the first call only,
-            and if there are several tokens.
+        InputError: see `find_sentences`; on a GPU, to avoid waiting, markers are checked only in the first call and for
+            several tokens.
     """
     config, rows, length = model.config, *input_ids.shape
     real = input_ids != config.pad_token_id
     real = real if attention_mask is None else real & attention_mask.bool()
     if torch.is_grad_enabled():
-        cache.map = None  # its graph is that of an earlier call
+        cache.map = None  # its graph belongs to an earlier call
     if length == 1 and cache.state and not _is_wrong(model, input_ids[:, 0], real[:, 0], cache.state["position"]):
         cache.seen_tokens += 1
         return _read_sentence(model, input_ids, real, cache), None
@@ -54,7 +54,7 @@ def read_on(
         zeros = torch.zeros(rows, dtype=torch.long, device=input_ids.device)
         cache.state |= {"position": zeros, "count": zeros}
     cache.seen_tokens += length
-    if not sentences.counts:  # nothing but padding
+    if not sentences.counts:  # only padding
         return torch.zeros_like(model.embed(input_ids)), sentences
     indices, states = [], []
     for k in range(len(sentences.counts)):
@@ -117,7 +117,7 @@ def _read_sentence(model: Any, ids: Tensor, real: Tensor, cache: SentenceCache) 
 
 
 def _read_prefix(model: Any, begins: Tensor, first: Tensor, cache: SentenceCache, dtype: torch.dtype) -> None:
-    """Read the vectors before sentences that begin [B], into the slots from `first` [B] up to the first token's."""
+    """Read the prefix vectors of sentences that begin [B] into the slots from `first` [B] to the first token."""
     room, size = model.config.memory_size, model.config.memory_size + model.config.max_sentence_tokens + 3
     assert cache.map is not None
     slot = torch.arange(room, device=first.device)
@@ -152,7 +152,7 @@ def _run_layers(model: Any, x: Tensor, cache: SentenceCache) -> tuple[Tensor, Te
 
 
 def _write(model: Any, states: Tensor, ends: Tensor, cache: SentenceCache) -> None:
-    """Make vectors of states [B, d] and append them to the memory of the streams where a sentence `ends` [B]."""
+    """Compute vectors from states [B, d] and append them to the memory of streams whose sentence `ends` [B]."""
     config, state = model.config, cache.state
     if not config.recurrent_layers:
         return

@@ -1,4 +1,4 @@
-"""Figures of Thought Gestalt: the paper's analyses drawn from runs and results."""
+"""Figures of Thought Gestalt: the paper's analyses, from runs and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONDITIONS = {"normal": "--", "reversed": "-"}
 
 
 def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the gate of each cross-attention layer, one panel per run."""
+    """Draw the gate of each cross-attention layer, one panel per run."""
     from matplotlib import colormaps
 
     runs = [_records(path, "memory_gate.") for path in paths]
@@ -73,10 +73,10 @@ def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 def _records(path: str, prefix: str) -> tuple[list[dict[str, Any]], int]:
     """Return a run's records that contain numbers of this kind, and its best step."""
     records = read_run(path)
-    kept = [record for record in records if any(name.startswith(prefix) for name in record)]
-    if not kept:
+    matches = [record for record in records if any(name.startswith(prefix) for name in record)]
+    if not matches:
         raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: use a run of a model that has them")
-    return kept, best_step(records)
+    return matches, best_step(records)
 
 
 def _number(name: str) -> int:
@@ -87,7 +87,7 @@ def _number(name: str) -> int:
 
 
 def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Shares of the gradient's norm by component: mean up to the best validation, and over training."""
+    """Draw shares of the gradient's norm by component: the mean until the best validation, and over training."""
     runs = [_records(path, "gradient_share.") for path in paths]
     names = model_names(paths)
     picture, panels = canvas(2, len(paths), 1 + 4.2 * len(paths), 5, sharey="row", height_ratios=(1, 2))
@@ -125,7 +125,7 @@ def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Test loss against training tokens or parameters, whichever varies, with fitted laws and multipliers."""
+    """Draw test loss by training tokens or parameters, whichever varies, with fitted laws and multipliers."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     from mentalese.evaluation.scaling import fit_power_law, multiplier
@@ -178,7 +178,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]:
-    """Which of D and N varies, each model's points (a model is a recipe's prefix), and the reference model."""
+    """Return the one of D and N that varies, points by model (the prefix of a recipe), and the reference model."""
     models: dict[str, list[dict[str, Any]]] = {}
     baselines = set()
     for path in paths:
@@ -226,7 +226,7 @@ def _plus_minus(value: float, interval: tuple[float, float] | None) -> str:
 
 
 def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """The probe over checkpoints of runs and their best models; a model without checkpoints is a horizontal line."""
+    """Draw the probe over checkpoints of runs and their best models; other models are horizontal lines."""
     return _drawn([_probed(path, label) for path, label in zip(paths, model_names(paths))], "training tokens")
 
 
@@ -253,7 +253,7 @@ def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _drawn(models: list[dict[str, Any]], axis: str) -> tuple[Any, dict[str, Any]]:
-    """Three panels of all models and one of each, over the `tokens` of their points."""
+    """Draw three panels of all models and one panel per model, over the `tokens` of their points."""
     columns = max(3, len(models))
     picture, (above, below) = canvas(2, columns, 1 + 3.6 * columns, 7)
     for i, model in enumerate(models):
@@ -303,7 +303,7 @@ def _series(
     band: bool = False,
     **style: Any,
 ) -> None:
-    """A figure of one condition over checkpoints, its trend as a thin line, and its interval as a band."""
+    """Draw one condition over checkpoints, its trend as a thin line, and its interval as a band."""
     points, tokens = model["points"], [point["tokens"] for point in model["points"]]
     means, intervals = zip(
         *((point[condition][figure]["mean"], point[condition][figure]["interval"]) for point in points)
@@ -331,7 +331,7 @@ def _probed(path: str, label: str) -> dict[str, Any]:
         return _with_trends(path, label, [_point(path, label, None, None)])
     tokens_at = {record["step"]: record["tokens"] for record in read_run(path)}
     about = Path(path) / "model" / "mentalese.json"
-    if about.is_file():  # the best model's checkpoint may be gone
+    if about.is_file():  # the best model's checkpoint may be deleted
         checkpoints.setdefault(read_json(about)["step"], about.parent)
     points = [_point(str(folder), label, step, tokens_at[step]) for step, folder in sorted(checkpoints.items())]
     return _with_trends(path, label, points)
@@ -347,7 +347,7 @@ def _point(path: str, label: str, step: int | None, tokens: int | None) -> dict[
 
 
 def _with_trends(path: str, label: str, points: list[dict[str, Any]]) -> dict[str, Any]:
-    """A model of the figure, with the trends of the targets' nats if it has points at several numbers of tokens."""
+    """Return a model of the figure with trends of the targets' nats, if points have several numbers of tokens."""
     from mentalese.evaluation.reversal import QUERIES, trend
 
     trends = {}
@@ -363,7 +363,7 @@ def _with_trends(path: str, label: str, points: list[dict[str, Any]]) -> dict[st
 
 
 def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """How much each sentence of a text attends to the earlier ones in memory, and the gates by layer.
+    """Draw the attention of each sentence of a text to earlier sentences in memory, and the gates by layer.
 
     Weights are means over a sentence's tokens, heads and cross-attention layers.
     """

@@ -1,6 +1,6 @@
 """The working memory (section 2.2): the latest vectors of each stream, and their keys and values.
 
-Letters in shapes: n sentences of a step, m vectors that are read, M at most, C cross-attention layers, d hidden size.
+Letters in shapes: n sentences of a step, m vectors to read, at most M, C cross-attention layers, d hidden size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mentalese.nn.ragged import first_rows
 
 
 def memory_positions(size: int, hidden_size: int, device: torch.device | None = None) -> Tensor:
-    """Return PE [size, d] by rank, 0 the oldest: sines and cosines in turns, of length 1 (the release)."""
+    """Return PE [size, d] by rank, 0 the oldest: alternating sines and cosines, of length 1 (the release)."""
     pairs = torch.arange(0, hidden_size, 2, device=device, dtype=torch.float32)
     angles = torch.arange(size, device=device)[:, None] * torch.exp(pairs * (-math.log(10_000) / hidden_size))
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
@@ -28,10 +28,10 @@ def memory_positions(size: int, hidden_size: int, device: torch.device | None = 
 
 
 class MemoryMap:
-    """Keys and values of a sentence vector in some cross-attention layers: K = W_K (s + PE[rank]), V = W_V s (2.2).
+    """The map of sentence vectors to keys and values of cross-attention: K = W_K (s + PE[rank]), V = W_V s (2.2).
 
-    W_K s and V are computed once per vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors stay
-    as they are. Created in each call, because it contains the current weights of all its layers, concatenated.
+    W_K s and V are computed once per vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors
+    are not mapped. Created in each call, because it contains the current weights of its layers, concatenated.
     """
 
     def __init__(self, maps: Sequence[nn.Module], positions: Tensor, dtype: torch.dtype) -> None:
@@ -43,12 +43,12 @@ class MemoryMap:
             self.bias = in_autocast(torch.cat([m.bias for m in linear]))
             keys = torch.cat([m.weight[: m.in_features] for m in linear])
             self.positions = F.linear(positions.to(keys.dtype), keys).unflatten(-1, (len(maps), -1))
-        elif maps:  # adapted or quantised: W_K PE is what the map says of PE, without its bias
+        elif maps:  # adapted or quantised: W_K PE is the map's output for PE, without its bias
             none = torch.zeros_like(positions)
             self.positions = (self.entries(positions) - self.entries(none))[..., 0, :]
 
     def entries(self, vectors: Tensor) -> Tensor:
-        """Return the memory's entries for vectors: [.., d] to [.., C, 2, d]."""
+        """Return the memory's entries [.., C, 2, d] for vectors [.., d]."""
         if self.weight is not None:
             whole = F.linear(vectors.to(self.weight.dtype), self.weight, self.bias)
         elif self.maps:
@@ -74,13 +74,13 @@ class MemoryMap:
 class Memory:
     """The latest vectors of each stream, the oldest first, as the recurrent layers of a step read them.
 
-    All streams of a step have equally many, and are the first ones of the previous step. Vectors older than the
-    gradient window are read from `constant`, which sends no gradient into them.
+    All streams of a step have equally many vectors, and are the first streams of the previous step. Vectors older than
+    the gradient window are read from `constant`, which sends no gradient into them.
 
     Attributes:
         seed: [n, d], the latest vector of each stream.
-        entries: [n, m, C, 2, d]; at first one unused slot, so that every weight takes part in every step, whatever
-            sentences a rank has (FSDP2).
+        entries: [n, m, C, 2, d]; at first one unused slot, so that every weight takes part in every step on every
+            rank (FSDP2).
     """
 
     def __init__(self, config: ThoughtGestaltConfig, memory_map: MemoryMap, streams: int, like: Tensor) -> None:
@@ -92,7 +92,7 @@ class Memory:
         self.uses: list[Use] | None = None
 
     def repeat(self, ranks: Tensor | None, sizes: list[int]) -> None:
-        """Make entries with their positions, by one map for all steps, if ranks stay. For training."""
+        """Compute entries with positions by one map for all steps, if ranks do not change. For training."""
         if ranks is not None and self.window in (0, self.size) and self.map.maps:
             self.uses = self.map.uses(ranks, sizes)
 
@@ -112,7 +112,7 @@ class Memory:
         return tuple(zip(both[::2], both[1::2]))
 
     def write(self, vectors: Tensor) -> None:
-        """Append the vectors [n, d] of the first n streams with their graph; a full memory loses its oldest ones."""
+        """Append the vectors [n, d] of the first n streams with their graph; a full memory drops its oldest vectors."""
         vectors = vectors if self.window else vectors.detach()
         self.seed = vectors.to(self.seed.dtype)
         new = self.map.entries(vectors) if self.uses is None else self.uses[self.count](vectors)
@@ -125,5 +125,5 @@ class Memory:
         new = new.view(len(new), 1, *entries.shape[2:])
         if not self.count:
             return new
-        kept = first_rows(entries, len(new))
-        return torch.cat((kept[:, 1:] if self.count >= self.size else kept, new), dim=1)
+        current = first_rows(entries, len(new))
+        return torch.cat((current[:, 1:] if self.count >= self.size else current, new), dim=1)

@@ -1,14 +1,14 @@
 """Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
 
-A stream of sentences `BOS w1..wn EOS` is read one sentence at a time. Inside a sentence, tokens attend to each other;
-across sentences they only read a memory of at most M vectors, one per sentence. A sentence's vector is a map of the
-hidden state at its EOS in a middle layer. It is written to memory with its graph, so the loss of later sentences trains
-it.
+The model reads a stream of sentences `BOS w1..wn EOS` one sentence at a time. Inside a sentence, tokens attend to each
+other; across sentences they only read a memory of at most M vectors, one per sentence. A sentence's vector is a map of
+the hidden state at its EOS in a middle layer. It is written to memory with its graph, so the loss of later sentences
+trains it.
 
 Only the layers up to the vector's are recurrent. The rest read the memory and feed nothing back, so:
 
     lower layers   one step per sentence, all streams of a batch together; keys and values once per vector
-    upper layers   all sentences of all streams at once, each with the window of vectors that it may read
+    upper layers   all sentences of all streams at once, each with its window of vectors
     head, loss     on the tokens that predict something, all at once
 
 Tokens are flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `plain.py` is the same
@@ -56,13 +56,13 @@ SCORED_AT_ONCE = 8192  # tokens: a document may be as long as a novel
 
 @dataclass
 class Reading:
-    """Streams [B, L] after a pass, or a part of their steps: n sentences and N tokens.
+    """The states of streams [B, L] after a pass, or of a part of their steps: n sentences and N tokens.
 
     Attributes:
-        plan: of the pass, on the device.
-        hidden: [N, d], final hidden states; without the last token of each sentence unless they were asked for.
-        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; those of a
-            sentence that has not ended are computed at its last token. Empty without a memory.
+        plan: the plan of the pass, on the device.
+        hidden: [N, d], final hidden states; by default without the last token of each sentence.
+        vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; for an
+            unfinished sentence they are computed at its last token. Empty without a memory.
         attention: one [tokens, m] per step, mean over heads and cross layers, for a trace.
     """
 
@@ -83,7 +83,7 @@ class ThoughtGestaltEncoded(Encoded):
     """Final hidden states in the columns of the batch.
 
     Attributes:
-        sentences: of this call; `None` for a single token with a cache.
+        sentences: the sentences of this call; `None` for a single token with a cache.
         reading: the same states sentence by sentence, if they were not read with a cache.
     """
 
@@ -144,7 +144,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     # -------------------------------------------------------------------------------------- read a stream
 
     def read(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Reading:
-        """Read streams [B, L] as a whole; options are those of `readings`."""
+        """Read streams [B, L] in one part; for options see `readings`."""
         (reading,) = self.readings(input_ids, attention_mask, **options)
         return reading
 
@@ -174,7 +174,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         at_once = not trace and config.memory != "prefix"
         depth = config.recurrent_layers if at_once else config.num_hidden_layers
         memory: Memory | None = None
-        latest = torch.empty(0)  # the vectors of earlier parts that the next one reads
+        latest = torch.empty(0)  # the vectors of earlier parts that the next part reads
         for steps in sentences.parts(tokens or len(sentences.source)):
             fill = device.type != "cpu" and at_once
             plan = plan_pass(config, sentences, steps, depth=depth, ends=ends, known=len(latest), fill=fill)
@@ -250,7 +250,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return [*maps, self.sentence_head.uses(counts)] if self.config.recurrent_layers else maps
 
     def _embed(self, ids: Tensor, plan: PassPlan, token_dropout: float) -> Tensor:
-        """Return E[x] + P[position in the sentence], [N, d], without E of a seeded start; words are dropped (B.2)."""
+        """Return E[x] + P[position in the sentence], [N, d], without E at a seeded start, with token dropout (B.2)."""
         config = self.config
         x = self.embed(ids)
         x = (x if plan.seeded is None else x.index_fill(0, plan.seeded, 0.0)) + self.position_embed(plan.positions)
@@ -326,7 +326,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return ThoughtGestaltEncoded(hidden=flat, sentences=reading.sentences, reading=reading)
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
-        """`eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
+        """Return `eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
         super().target_weights(batch, **settings)
         labels = batch["labels"]
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
@@ -344,10 +344,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         sentence_dropout: float = 0.0,
         **settings: Any,
     ) -> LossOutput:
-        """The weighted mean cross-entropy, plus the hinge of the lengths if sentence vectors are normalised, plus
-        `next_vector_loss` if it has a weight.
+        """Return the weighted mean cross-entropy, plus a hinge and `next_vector_loss` if they are used.
 
-        A sentence's share of both is weighted by its targets, so the whole is one mean over targets.
+        The hinge keeps the lengths of normalised sentence vectors near 1. Both terms are weighted by the targets of
+        each sentence, so the loss is one mean over targets.
 
         Args:
             eos_weight: weight of end-of-sentence targets (section 2.3).
@@ -392,15 +392,15 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return torch.zeros_like(norms).index_add(0, plan.sentence, counted.to(norms.dtype)) * plan.ended
 
     def next_vector_loss(self, reading: Reading, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the squared distances between each sentence's vector and a linear map of the vector before it.
+        """Return the squared distances between each sentence's vector and a linear map of the previous vector.
 
         The next-concept loss of ConceptLM (Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to
-        Stronger Language Models"), with sentences in place of chunks and no codebook. What is predicted is a constant,
-        as there: otherwise vectors that are all the same would be best.
+        Stronger Language Models"), with sentences in place of chunks and no codebook. The target is a constant, as
+        there; otherwise equal vectors would be optimal.
 
         Returns:
-            The sum, weighted by the targets of the sentence that is predicted; first sentences have none. And the share
-            of the vectors' variance that is predicted (R^2): 1 is right, 0 no better than their mean in the batch.
+            The sum, weighted by the targets of the sentence that is predicted; first sentences have no loss. And the
+            predicted share of the vectors' variance (R^2): 1 is exact, 0 no better than their mean in the batch.
         """
         counts = reading.sentences.counts
         parts = reading.vectors.split(counts) if counts else [reading.vectors]
@@ -428,13 +428,14 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return scores.new_zeros(labels.numel()).index_copy(0, torch.cat(places), scores).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """The recurrent layers of a step as one graph, and each later block: a graph of all steps would be compiled
-        again for each batch.
+        """Return the recurrent layers of a step as one graph, and each later block.
+
+        A graph of all steps would be compiled again for each batch.
         """
         return [CompiledLayers(self), *self.layers[self.config.recurrent_layers :]]
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
-        """Parameters by component and layer (appendix D)."""
+        """Return parameters by component and layer (appendix D)."""
         groups: dict[str, list[list[nn.Parameter]]] = {"self_attention": [], "memory": [], "mlp": []}
         for block in self.blocks:
             for name, group in zip(("attention", "memory_attention", "mlp"), groups.values()):
@@ -459,7 +460,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
     def labels_loss(self, encoded: ThoughtGestaltEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`: starts of sentences are not predicted."""
-        if encoded.sentences is None:  # a single token predicts no other of this call
+        if encoded.sentences is None:  # a single token has no target in this call
             return encoded.hidden.new_zeros((), dtype=torch.float32)
         predicting, targets = encoded.sentences.pairs(labels.device)
         hidden = encoded.hidden.flatten(0, 1)[predicting]
@@ -472,11 +473,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return scored.index_fill(0, encoded.sentences.pairs(scored.device)[1], True).view_as(input_ids)
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
-        """Sentence vectors, and which sentences read them.
+        """Add sentence vectors and the attention to them.
 
-        `memory_attention` is a token's largest weight on one sentence in memory, `links["memory"]` how much the tokens
-        of sentence i attend to sentence j; all weights are means over heads and cross layers. `memory_gate` contains
-        the gates by cross layer. A model without cross-attention has no weights to show.
+        `memory_attention` is a token's largest weight on one sentence in memory, `links["memory"]` the attention of the
+        tokens of sentence i to sentence j; all weights are means over heads and cross layers. `memory_gate` contains
+        the gates by cross layer. A model without cross-attention has no such weights.
         """
         reading = encoded.reading
         assert reading is not None
@@ -510,11 +511,11 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     def generate(
         self, inputs: Tensor | None = None, generation_config: Any = None, logits_processor: Any = None, **kwargs: Any
     ) -> Any:
-        """Hugging Face's `generate`, with well-formed sentences (`SentenceMarkers`).
+        """Generate well-formed sentences (`SentenceMarkers`) with Hugging Face's `generate`.
 
         Raises:
-            InputError: beams are to be sampled. After the end of a sentence only a start can follow, and with fewer
-                continuations than beams, transformers would also sample impossible ones.
+            InputError: sampling with beams. Only a start can follow the end of a sentence, and with fewer continuations
+                than beams transformers would also sample impossible ones.
         """
         config = generation_config or self.generation_config
         beams, sample = (kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "do_sample"))

@@ -1,6 +1,6 @@
-"""Everything that a pass over sentences knows before it: computed on the host, sent to the device in one copy.
+"""The plan of a pass over sentences: computed on the host, sent to the device in one copy.
 
-Letters in shapes: n sentences and N tokens of a step, or of all steps; m vectors that are read, d hidden size.
+Letters in shapes: n sentences and N tokens of a step, or of all steps; m vectors to read, d hidden size.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from mentalese.families.thought_gestalt.repeated import Use
 from mentalese.families.thought_gestalt.streams import Sentences
 from mentalese.nn.ragged import Ragged, within
 
-FILLERS = 256  # tokens of a step; a few tokens more cost less than five kernels more a block
+FILLERS = 256  # tokens per step; a few more tokens cost less than five more kernels per block
 _T = TypeVar("_T")
 
 
 @dataclass
 class Step:
-    """Sentences that are computed together: the k-th of every stream that has one, or those of all steps at once.
+    """Sentences that are computed together: the k-th of every stream that has one, or all sentences of all steps.
 
     Attributes:
-        sequences: where their tokens are; vectors before a sentence (`memory` = `prefix`) are part of it.
+        sequences: the places of their tokens; vectors before a sentence (`memory` = `prefix`) are part of it.
         last: [n], the last token of each sentence.
-        begin: [n], the first tokens of sentences that start from a vector; `None`: no sentence does.
-        read: [n, m], of all steps at once: the vectors that each sentence reads, in `sequences.order`. Those without
-            gradients are a second time after all others.
-        used: bool [n, m] in that order, which of the m may be read; `None`: all.
-        has_memory: bool [N, 1], whether a token's sentence has a vector to read; `None`: all do.
-        layer: that is next.
+        begin: [n], the first tokens of sentences that start from a vector; `None`: none.
+        read: [n, m], of all steps at once: the vectors that each sentence reads, in `sequences.order`. Copies without
+            gradients come after all others.
+        used: bool [n, m] in that order, the vectors that may be read; `None`: all.
+        has_memory: bool [N, 1], tokens whose sentence has a vector to read; `None`: all.
+        layer: the next layer.
         memory: a pair of keys and values [n, m, d] for each cross layer, sentences in `sequences.order`.
-        maps: for training, this step's use of the maps of the block that is next, by name.
+        maps: for training, this step's uses of the maps of the next block, by name.
         attention: one [N, m] for each cross layer, mean over heads, for a trace.
-        cache: takes the place of `sequences` when generation goes on.
+        cache: replaces `sequences` in generation.
     """
 
     sequences: Ragged
@@ -57,39 +57,39 @@ class Step:
 
     @property
     def sentences(self) -> int:
-        """n."""
+        """n, the number of sentences."""
         return len(self.sequences.order)
 
     def linear(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
-        """Return `module(x)`, by its use in `maps` if there is one."""
+        """Return `module(x)`, by the use in `maps` if there is one."""
         use = self.maps.get(name)
         return module(x) if use is None else use(x)
 
     def norm(self, name: str, norm: nn.LayerNorm, x: Tensor) -> Tensor:
-        """Return `norm(x)`, without its weights if the map after it has a use, which contains them."""
+        """Return `norm(x)`, without weights if the use of the next map contains them."""
         return norm(x) if self.maps.get(name) is None else F.layer_norm(x, x.shape[-1:], eps=norm.eps)
 
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Plan of a pass over some steps of streams that are read from their beginnings.
+    """The plan of a pass over some steps of streams that are read from their beginnings.
 
     Attributes:
         depth: layers that are read step by step; all others read all steps at once.
         tokens, positions: [P], the index in the flattened streams and the position in its sentence of each token that
-            is embedded: all tokens, and in some steps tokens that fill sentences up, which nothing reads.
-        seeded: those of them that start a sentence and that a vector takes the place of; `None`: none.
-        kept: [N or N'], those of them with a final state: all tokens, or those that predict; `None`: all.
+            is embedded: all tokens, and in some steps filler tokens, which are never read.
+        seeded: indices of these tokens that start a sentence and are replaced by a vector; `None`: none.
+        kept: [N or N'], indices of these tokens with a final state: all tokens, or those that predict; `None`: all.
         predicting: [N'], the final states that predict; `None`: all.
         source: [N or N'], the index in the flattened streams of each final state.
         targets: [N'], the index there of each predicted token.
         sentence: [N'], the sentence of each predicted token.
         ended: bool [n], as in `Sentences`.
-        ranks: the rank in memory of each vector that is written; `None` if it does not stay the same.
+        ranks: the constant rank in memory of each written vector; `None` if ranks change.
         writes: the number of first steps with sentences after them.
-        sizes: tokens of each step that are embedded.
-        steps: for the layers that are read step by step.
-        upper: for all later layers, which read all sentences at once.
+        sizes: number of embedded tokens of each step.
+        steps: the steps for layers that are read step by step.
+        upper: the single step for all later layers.
     """
 
     depth: int
@@ -190,7 +190,7 @@ def _one_step(config: ThoughtGestaltConfig, k: int, lengths: Tensor, width: Tens
 def _all_steps(
     config: ThoughtGestaltConfig, sentences: Sentences, steps: range, lengths: Tensor, vectors: int, depth: int
 ) -> Step:
-    """Return all sentences of some steps at once, for `lengths` tokens of each, which read some of `vectors` ones."""
+    """Return all sentences of some steps as one step, for `lengths` tokens of each and `vectors` readable vectors."""
     sequences = Ragged.of(lengths, grouped=True)
     if not any(layer >= depth for layer in config.cross_layers):
         return Step(sequences=sequences)
@@ -209,7 +209,7 @@ def _all_steps(
 
 
 def windows(sentences: Sentences, size: int, steps: range) -> tuple[Tensor, Tensor]:
-    """Return which vectors each sentence of these steps of fresh streams reads: the latest `size` of its stream.
+    """Return the vectors that each sentence of these steps of fresh streams reads: the latest `size` of its stream.
 
     Returns:
         read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
@@ -217,14 +217,14 @@ def windows(sentences: Sentences, size: int, steps: range) -> tuple[Tensor, Tens
     """
     counts, starts = torch.tensor(sentences.counts)[steps.start : steps.stop], torch.tensor(sentences.starts)
     step = torch.arange(steps.start, steps.stop).repeat_interleave(counts)[:, None]
-    place = within(counts)[:, None]  # the same stream has the same place in each step
+    place = within(counts)[:, None]  # a stream has the same place in each step
     slot = torch.arange(max(1, min(steps.stop - 1, size)))
     age = (step.clamp(max=size) - slot).clamp(min=0)
     return torch.where(age > 0, starts[step - age] + place, 0), age
 
 
 def readable(used: Tensor) -> Tensor:
-    """Return the slots [n, m] that attention may read: the used ones, or all if none is, whose result is discarded."""
+    """Return the slots [n, m] that attention may read: the used ones, or all if none is (its result is discarded)."""
     return used | ~used.any(dim=1, keepdim=True)
 
 
@@ -234,7 +234,7 @@ def sent(plan: PassPlan, device: torch.device) -> PassPlan:
         return plan
     tensors: list[Tensor] = []
     _map(plan, tensors.append)
-    # Freed pinned memory is used again only after the copies from it.
+    # Freed pinned memory is reused only after the copies from it.
     packed = torch.empty(sum(map(torch.numel, tensors)), dtype=torch.long, pin_memory=torch.cuda.is_available())
     packed = torch.cat([tensor.flatten().long() for tensor in tensors], out=packed).to(device, non_blocking=True)
     there = iter(packed.split([tensor.numel() for tensor in tensors]))

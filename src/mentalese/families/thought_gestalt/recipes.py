@@ -19,7 +19,7 @@ RELEASED_HEAD = {"sentence_head": "normalized"}
 def dropout_phases(
     token: float, sentence: float, half: int, full: int, clock: Clock = "sentence_steps"
 ) -> tuple[Phase, ...]:
-    """Return token and sentence dropout warmed in: half from `half` on, all from `full` on, by B.2's sentence steps."""
+    """Return phases of token and sentence dropout (B.2): half from sentence step `half`, all from `full`."""
     return tuple(
         Phase(
             start=start,
@@ -36,7 +36,7 @@ CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 3
 
 
 def sizes(width: int, heads: int, **fields: Any) -> dict[str, Any]:
-    """Return the `model` of a recipe: 12 layers of this width, and further fields."""
+    """Return the `model` section of a recipe: 12 layers of this width, and further fields."""
     model = {"model_type": "thought_gestalt", "hidden_size": width, "num_hidden_layers": 12}
     return model | {"num_attention_heads": heads} | fields
 
@@ -81,7 +81,7 @@ def paper_recipe(
     return Recipe(
         name=f"thought_gestalt/table2-{suffix}",
         description=description,
-        model=sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # the paper is silent: the release's
+        model=sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
         data=DataConfig(
             source=WIKITEXT, tokenizer="hub:openai-community/gpt2", sentences="sat", train_tokens=millions * 1_000_000
         ),
@@ -96,7 +96,7 @@ def paper_recipe(
 
 
 def by_data(millions: int) -> Recipe:
-    """Return the paper's largest model, on so many tokens."""
+    """Return the paper's largest model on this many tokens."""
     description = f"the paper's 85M model on {millions} million tokens of WikiText-103"
     return paper_recipe(f"{millions}m", description, 768, 12, millions=millions)
 
@@ -108,7 +108,7 @@ def by_size(label: str, width: int, heads: int, token_dropout: float = 0.15) -> 
 
 
 def released() -> Recipe:
-    """Return the release's settings where they differ from the paper's, of those that can be expressed (README)."""
+    """Return the release's settings that differ from the paper and can be expressed (README)."""
     recipe = by_data(50)
     return dataclasses.replace(
         recipe,
@@ -125,7 +125,7 @@ def released() -> Recipe:
 def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
     """Return a run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
 
-    Two epochs of text do not overfit such models, so nothing is dropped, in either of the twins.
+    Two epochs of text do not overfit such models, so neither twin has dropout.
     """
     return Recipe(
         name=f"thought_gestalt/openstax-{suffix}",
@@ -157,8 +157,8 @@ def ablation(name: str, description: str, *, paper: str | None = "Table 1", **ch
 def spans(length: int, millions: int) -> Recipe:
     """Return a run on fixed spans of tokens instead of sentences; nothing else changes (Table 4).
 
-    The release also switches context seeding off (`model.context_seeding=false`), of which the paper says nothing. A
-    document is then encoded whole and not sentence by sentence: a token at the seam of two sentences may differ.
+    The release also switches context seeding off (`model.context_seeding=false`), which the paper does not mention. A
+    document is then encoded as a whole, not sentence by sentence: a token at the seam of two sentences may differ.
     """
     recipe = by_data(millions)
     return dataclasses.replace(

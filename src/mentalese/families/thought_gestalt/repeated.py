@@ -1,8 +1,8 @@
-"""Maps that a pass applies step by step, and whose weights get their gradients once.
+"""Maps that a pass applies step by step, with a single computation of their weights' gradients.
 
-Autograd multiplies a gradient of the weights out for each use and adds it to those before. Here each use hands its
-input and its output's gradient on, as the gradients of its rows of two tensors that stand for those of all uses, and
-the weights' gradient is one product of the two.
+Autograd computes a gradient of the weights for each use and adds them up. Here each use passes on its input and its
+output's gradient, as gradients of its rows in two tensors that cover all uses, and the weights' gradient is one product
+of the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mentalese.nn.linear import is_plain
 
 
 class Use(NamedTuple):
-    """One use of a map: its weights as constants, and rows for gradients; these are its bias where that is `None`."""
+    """One use of a map: weights as constants, and rows for gradients, which replace the bias if it is `None`."""
 
     weight: Tensor
     bias: Tensor | None
@@ -27,7 +27,7 @@ class Use(NamedTuple):
     inputs: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the map of [n, in], [n, out]; to be called once in a pass."""
+        """Return the output [n, out] of the map for [n, in]; call it once per pass."""
         return _Use.apply(x.to(self.weight.dtype), *self)
 
 
@@ -36,7 +36,7 @@ def uses(weight: Tensor, bias: Tensor, sizes: list[int]) -> list[Use]:
 
     Args:
         weight: [out, in].
-        bias: [out], or [N, out] if each of all rows has its own.
+        bias: [out], or [N, out] with one bias per row.
     """
     rows, inputs = _Collect.apply(weight, bias.expand(sum(sizes), len(weight)))
     constant, shared = weight.detach(), bias.detach() if bias.ndim == 1 else None
@@ -49,8 +49,8 @@ def uses_of(
     """Return the uses of a module, or `None` where only a call of it is right (`is_plain`).
 
     Args:
-        norm: a layer norm whose weights are to be part of the map that follows it.
-        scale: a factor of what it returns.
+        norm: a layer norm whose weights become part of the map after it.
+        scale: a factor of the output.
     """
     if not is_plain(module, nn.Linear, ResidualLinear) or not (norm is None or is_plain(norm, nn.LayerNorm)):
         return None
@@ -88,7 +88,7 @@ class _Collect(torch.autograd.Function):
 
 
 def in_autocast(weight: Tensor) -> Tensor:
-    """Return it in autocast's dtype if that is on: it only caches casts of parameters, and would cast in each use."""
+    """Return the tensor in autocast's dtype, if on, to avoid a cast in each use: autocast caches only parameters."""
     device = weight.device.type
     return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
 
@@ -96,7 +96,7 @@ def in_autocast(weight: Tensor) -> Tensor:
 class Unit(torch.autograd.Function):
     """Vectors [n, d] divided by their lengths, and the lengths [n].
 
-    With y = s / |s| the gradient of s is (g - y (y g)) / |s|, and that of |s| is y: half of autograd's kernels.
+    With y = s / |s| the gradient of s is (g - y (y g)) / |s|, and the gradient of |s| is y: half of autograd's kernels.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Sentences in flat streams: found by their markers when read, kept well-formed when generated."""
+"""Sentences in flat streams: parsed by their markers, and generated well-formed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Sentences:
 
     Attributes:
         streams: [n], the stream of each sentence.
-        lengths: [n], its tokens in this call.
-        ended: bool [n], whether it ends in this call, with its EOS.
+        lengths: [n], the number of its tokens in this call.
+        ended: bool [n], sentences that end in this call with their EOS.
         counts: the number of sentences of each step.
         source: [N], the index of each token in the flattened [B * L], sentence by sentence.
     """
@@ -61,7 +61,7 @@ class Sentences:
         )
 
     def parts(self, tokens: int) -> list[range]:
-        """Return all steps, in parts of at most this number of tokens, if no step has more."""
+        """Return all steps in parts of at most this number of tokens, or one step if it has more."""
         parts, first = [], 0
         for k in range(1, len(self.counts)):
             if self.tokens[k + 1] - self.tokens[first] > tokens:
@@ -70,12 +70,12 @@ class Sentences:
         return [*parts, range(first, len(self.counts))]
 
     def predicting(self) -> Tensor:
-        """Return [N'], the tokens that another one of their sentence follows."""
+        """Return the tokens [N'] that precede another token of their sentence."""
         last = self.lengths.cumsum(0) - 1
         return torch.ones(len(self.source), dtype=torch.bool).index_fill_(0, last, False).nonzero()[:, 0]
 
     def pairs(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the indices [N'] in the flattened streams of these tokens, and of the ones that they predict."""
+        """Return the indices [N'] in the flattened streams of these tokens, and of their targets."""
         predicting = self.predicting()
         return self.source[predicting].to(device), self.source[predicting + 1].to(device)
 
@@ -90,7 +90,7 @@ def find_sentences(
 
     Args:
         attention_mask: [B, L], 0 at padding.
-        first_position: [B], tokens already read of the sentence that is open.
+        first_position: [B], number of tokens already read of the open sentence.
 
     Raises:
         InputError: there are no tokens, a mask of another width, the markers are unbalanced, or a sentence is longer
@@ -102,7 +102,7 @@ def find_sentences(
     if attention_mask is not None:
         check_width(attention_mask, length)
         input_ids = torch.where(attention_mask.bool(), input_ids, config.pad_token_id)
-    input_ids = input_ids.cpu()  # everything data-dependent is decided on the CPU, here
+    input_ids = input_ids.cpu()  # all data-dependent decisions are made here, on the CPU
     real = input_ids != config.pad_token_id
     first_position = input_ids.new_zeros(len(input_ids)) if first_position is None else first_position.cpu()
     begins = real & (input_ids == config.sentence_start_token_id)
@@ -117,7 +117,7 @@ def find_sentences(
     streams = by_length[place]
     sizes = lengths[streams, step]
     rows = streams.repeat_interleave(sizes)
-    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # columns of real tokens first
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)  # real tokens first
     source = rows * length + order[rows, starts[streams, step].repeat_interleave(sizes) + within(sizes)]
     return Sentences(
         streams=streams,
@@ -129,7 +129,7 @@ def find_sentences(
 
 
 def _check_markers(ids: Tensor, begins: Tensor, first_position: Tensor, config: ThoughtGestaltConfig) -> None:
-    """Raise `InputError` for the first of the tokens [B, L] that no sentence may have where it is."""
+    """Raise `InputError` for the first of the tokens [B, L] at an impossible place in a sentence."""
     real, was_open = ids != config.pad_token_id, (first_position > 0).long()
     ends, size = ids == config.sentence_end_token_id, config.max_sentence_tokens + 3
     read = real.cumsum(1)
@@ -154,13 +154,15 @@ def _check_markers(ids: Tensor, begins: Tensor, first_position: Tensor, config: 
     raise InputError(f"input_ids[{row}, {column}] is {ids[row, column]}: {why}")
 
 
-_INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(5)  # where the next token of a stream is; two are forced
+_INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(
+    5
+)  # state of a stream before its next token; two states force it
 
 
 class SentenceMarkers(LogitsProcessor):
-    """Keeps generated streams well-formed: after the end of a sentence a new one starts, after EOD the sentence ends.
+    """A logits processor for well-formed streams: a sentence starts after the end of one, and ends after EOD.
 
-    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one of `max_sentence_tokens` ends.
+    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one with `max_sentence_tokens` ends.
 
     A row is one document. `generate` stops a row at the EOD that it generates. A prompt that ends in EOD, or in
     `EOD EOS`, is continued by EOS and new sentences, which still read the memory of the document that ended.
@@ -184,7 +186,7 @@ class SentenceMarkers(LogitsProcessor):
         return torch.where((kind >= _ENDED)[:, None], changes, scores + changes)
 
     def _tables(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """What follows a token [vocabulary], and what is added to the scores of the next one then [5, vocabulary]."""
+        """Return the state after each token [vocabulary], and the scores to add in each state [5, vocabulary]."""
         config = self.config
         bos, eos, eod = config.sentence_start_token_id, config.sentence_end_token_id, config.eos_token_id
         kinds = torch.full((scores.shape[-1],), _INSIDE)

@@ -22,26 +22,26 @@ from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attent
 from mentalese.nn.controls import controlled
 from mentalese.nn.rotary import rotate_first
 
-LOWEST = -20.0  # log probability of a decision
+LOWEST = -20.0  # smallest log probability of a decision
 UNKNOWN = 1.0  # threshold before training: not a log probability
-CALIBRATION = 0.02  # share of the way to a batch's threshold that one training step moves
-FOLLOWING = 0.3  # the same if training itself selects by the threshold, which must follow the scores
+CALIBRATION = 0.02  # step size of thresholds, as a share of the distance to the batch's threshold
+FOLLOWING = 0.3  # the same if training selects by the threshold, which must then follow the scores
 
 
 @dataclass
 class StreamState:
-    """What the blocks between two forks share.
+    """The data that the blocks between two forks share.
 
     Attributes:
-        layer: that is next.
+        layer: the next layer.
         cos, sin: [1 or B, 1, N, d_h / 2].
         scores: float32 [B, N], log p; `None` if all streams have weight 1.
-        mask: bool [B, 1, N, m], what each stream sees, if a cache is in use; `None`: every place sees those before it.
-        slots: [B, N], where keys and values of these streams go in `cache`, right after those of their own row; `None`
+        mask: bool [B, 1, N, m], the streams that each stream sees, with a cache in use; `None`: causal.
+        slots: [B, N], the slots of these streams in `cache`, directly after the earlier ones of their row; `None`
             without a cache.
-        end: the slots in use, by the longest row.
+        end: number of slots in use in the longest row.
         cache: keys and values by layer, `k.LAYER` and `v.LAYER`, [B, heads, room, d_h (+ n)], see `with_scores`.
-        attention: [B, N, N] per block, mean over heads, if a trace was asked for.
+        attention: [B, N, N] per block, mean over heads, only for a trace.
     """
 
     layer: int
@@ -56,7 +56,7 @@ class StreamState:
 
 
 class Attention(nn.Module):
-    """Eq. 8: softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
+    """Attention of Eq. 8, softmax((Q K^T + log p) / scale) (V p), with rotary positions (section D)."""
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         self.out = ResidualLinear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        """[B, N, d] to [B, N, d]."""
+        """Return the attention output [B, N, d]."""
         qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         width = qkv.shape[-1]
         q, k, v = rotate_first(qkv, state.cos, state.sin)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         old = state.cache.get(name, new[:, :, :0])
         graph = new.requires_grad or old.requires_grad
         if old.shape[2] < end:
-            # Room for twice the length, so that most steps copy nothing; zeros, since masked slots are multiplied too.
+            # Room for twice the length, so that most steps copy nothing; zeros, because masked slots are multiplied too.
             room = (end if graph else 2 * end) - old.shape[2]
             old = torch.cat((old, new.new_zeros(*new.shape[:2], room, new.shape[3])), dim=2)
         index = state.slots[:, None, :, None].expand_as(new)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return state.cache[name][:, :, :end]
 
     def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """[B, N, N], mean over heads, for traces."""
+        """Return attention weights [B, N, N], averaged over heads, for traces."""
         logits = self.scale * (q @ k.transpose(-1, -2)).float()
         causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
         return logits.masked_fill(~causal, -math.inf).softmax(-1).mean(1)
@@ -122,7 +122,7 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """Eq. 9, 10: pre-norm attention and MLP, each weighted by a stream's score."""
+    """Pre-norm attention and MLP, each weighted by a stream's score (Eq. 9, 10)."""
 
     def __init__(self, config: ThoughtbubblesConfig) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
-        """[B, N, d] to [B, N, d]."""
+        """Return the states [B, N, d] after the block."""
         x = self._write(x, self.attention(self.attention_norm(x), state), state)
         return self._write(x, self.mlp(self.mlp_norm(x)), state)
 
@@ -142,10 +142,10 @@ class Block(GradientCheckpointingLayer):
 
 
 class ForkDecision(nn.Module):
-    """Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
+    """The decisions of Eq. 1 to 3 in log space: log p_cum plus the log probabilities of forking and of keeping.
 
-    `threshold` is the running mean of the lowest log score that the top-k keeps (ours). It moves between steps only, so
-    that it is the same for all micro-batches and ranks of a step, and depends on no token of that step.
+    `threshold` is the running mean of the lowest log score in the top-k (ours). It moves only between steps, so that it
+    is the same for all micro-batches and ranks of a step and does not depend on the tokens of that step.
     """
 
     threshold: Tensor
@@ -160,8 +160,10 @@ class ForkDecision(nn.Module):
         self.observed: Tensor | None = None
 
     def forward(self, x: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
-        """[B, N, d] and float32 [B, N] to float32 [B, 2 N], each stream's fork before the stream; and the embedding of
-        forks [d], which is read here because weights that are kept elsewhere are here only during a call.
+        """Return the scores, float32 [B, 2 N], of each stream's fork and the stream, and the embedding of forks [d].
+
+        Inputs are states [B, N, d] and scores, float32 [B, N]. The embedding is read here because sharded weights are
+        available only during a call.
         """
         decided = self.decide(self.norm(x))
         decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
@@ -170,39 +172,41 @@ class ForkDecision(nn.Module):
         return decisions.flatten(1), self.embedding
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ForkDecision:
-        """As `nn.Module`, but the threshold stays float32: a coarser one would move in steps, or not at all."""
-        kept = self.threshold
+        """Apply as `nn.Module` does, but keep the threshold float32: lower precision would lose small changes."""
+        threshold = self.threshold
         super()._apply(fn, recurse)
         moved = self.threshold
         if moved.dtype != torch.float32:
-            self.threshold = torch.empty_like(moved, dtype=torch.float32) if kept.is_meta else kept.to(moved.device)
+            self.threshold = (
+                torch.empty_like(moved, dtype=torch.float32) if threshold.is_meta else threshold.to(moved.device)
+            )
         return self
 
     @torch.no_grad()
     def observe(self, lowest: Tensor) -> None:
-        """Keep what rows say of the threshold until the step is over.
+        """Accumulate the observations of rows for the threshold until the end of the step.
 
         Args:
-            lowest: [B], the lowest score that each row's top-k keeps, see `lowest_kept`.
+            lowest: [B], the lowest score in the top-k of each row, see `lowest_kept`.
         """
-        lowest = lowest.to(self.threshold.dtype).clamp(max=0.0)  # inf: only tokens' own streams stay
-        real = lowest.isfinite()  # short rows keep everything and have no threshold
-        found = torch.stack((lowest.masked_fill(~real, 0.0).sum(), real.sum().to(lowest.dtype)))
-        self.observed = found if self.observed is None else self.observed + found
+        lowest = lowest.to(self.threshold.dtype).clamp(max=0.0)  # inf: only original streams stay
+        real = lowest.isfinite()  # short rows keep everything and give no threshold
+        totals = torch.stack((lowest.masked_fill(~real, 0.0).sum(), real.sum().to(lowest.dtype)))
+        self.observed = totals if self.observed is None else self.observed + totals
 
     @torch.no_grad()
     def after_step(self, share: float) -> None:
-        """Move the threshold a share of the way to the mean over the step's rows, on all ranks."""
+        """Move the threshold by a share towards the mean over the rows of the step on all ranks."""
         if self.observed is None:
             return
-        found, self.observed = self.observed, None
+        totals, self.observed = self.observed, None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(found)
-        self.calibrate(torch.where(found[1] > 0, found[0] / found[1].clamp(min=1), -math.inf), share)
+            torch.distributed.all_reduce(totals)
+        self.calibrate(torch.where(totals[1] > 0, totals[0] / totals[1].clamp(min=1), -math.inf), share)
 
     @torch.no_grad()
     def calibrate(self, lowest: Tensor, share: float = CALIBRATION) -> None:
-        """Move the threshold a share of the way to `lowest` (scalar)."""
+        """Move the threshold by a share towards `lowest` (scalar)."""
         moved = self.threshold.lerp(lowest, share)
         keeps = moved.isfinite() & (self.threshold != UNKNOWN)
         self.threshold.copy_(torch.where(keeps, moved, lowest))

@@ -99,14 +99,14 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
             )
 
     def streams(self, tokens: int) -> int:
-        """kappa: the most streams after a fork of a text with this number of tokens."""
+        """Return kappa, the largest number of streams after a fork for a text of this many tokens."""
         return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
 
     def most_streams(self, tokens: Tensor) -> Tensor:
-        """Return how many streams the causal selection may keep of the first `tokens` tokens."""
+        """Return the largest number of streams of the first `tokens` tokens in the causal selection."""
         return (self.budget * tokens.double() - 1e-6).ceil().long()
 
     @property
     def causal(self) -> bool:
-        """Whether one forward pass is the autoregressive likelihood, as it also is if only tokens' own streams stay."""
+        """True if one forward pass gives the autoregressive likelihood, also if only original streams stay."""
         return not self.fork_layers or self.budget == 1 or self.selection == "causal"

@@ -1,4 +1,4 @@
-"""What a pass over a batch returns: the streams after the last block, where their tokens are, and how they forked.
+"""The result of a pass over a batch: streams after the last block, columns of tokens, and forks.
 
 Letters in shapes: B rows of L columns and n tokens at most, N streams, d hidden size.
 """
@@ -19,12 +19,12 @@ from mentalese.nn.packing import PackedRows
 
 @dataclass
 class Candidates:
-    """What a forking layer chose from: for every stream, its fork and then the stream itself.
+    """The candidates of a forking layer: for every stream, its fork and then the stream itself.
 
     Attributes:
         scores: float32 [B, 2 N], log cumulative scores.
-        merit: float32 [B, 2 N], what the selection ranks by; -inf in unused places.
-        keep: bool [B, 2 N], those that stay: the streams after the fork, in order.
+        merit: float32 [B, 2 N], the ranking of the selection; -inf in unused places.
+        keep: bool [B, 2 N], the selected candidates: the streams after the fork, in order.
         token: [B, N], the streams' tokens, counted without padding.
     """
 
@@ -37,14 +37,14 @@ class Candidates:
 
 @dataclass
 class Encoding:
-    """The streams of a batch after the last block, and where its tokens are.
+    """The streams of a batch after the last block, and the columns of its tokens.
 
     Attributes:
-        streams: of packed tokens.
+        streams: the streams of packed tokens.
         rows: the columns of tokens; L is `rows.width`.
         forks: [B, n] per forking layer, the streams of each token after it.
-        attention: see `StreamState`, of the blocks after the last fork.
-        candidates: per forking layer, if a trace was asked for.
+        attention: attention of the blocks after the last fork, see `StreamState`.
+        candidates: candidates per forking layer, only for a trace.
     """
 
     streams: Streams
@@ -55,14 +55,14 @@ class Encoding:
     hidden_states: None = None
 
     def predictable(self, labels: Tensor) -> Tensor:
-        """Labels [B, L] without those right after padding, which nothing predicts."""
+        """Return labels [B, L] without labels directly after padding, which are not predicted."""
         if self.rows.columns is None:
             return labels
         predicts = F.pad(self.rows.spread(self.rows.real)[:, :-1], (1, 0))
         return labels.masked_fill(~predicts, IGNORED)
 
     def keep(self, kept: Tensor) -> Streams:
-        """Return the streams of the tokens in columns [m] or [B, m]; their tokens are counted by those."""
+        """Return the streams of the tokens in columns [m] or [B, m]; tokens are renumbered by these columns."""
         streams, width = self.streams, self.rows.width
         rows, device = len(streams.token), streams.token.device
         slots = torch.full((rows, width), kept.shape[-1], device=device)
@@ -74,7 +74,7 @@ class Encoding:
         return token if self.rows.columns is None else self.rows.columns.gather(1, token)
 
     def genealogy(self, row: int, layers: int) -> dict[str, Tensor]:
-        """Return the table `ThoughtTrace.streams` of a row, for a model with `layers` blocks."""
+        """Return the table `ThoughtTrace.streams` of a row in a model with `layers` blocks."""
         streams, parts, count = self.streams, [], 0
         parents = torch.empty(0, dtype=torch.long, device=streams.token.device)
         for chosen_from in self.candidates:

@@ -1,7 +1,7 @@
-"""Figures of Thoughtbubbles: where streams fork, how forks relate to entropy, and which streams attend to forks.
+"""Figures of Thoughtbubbles: places of forks, their relation to entropy, and attention to forks.
 
-Section 5 of the paper. Which streams are kept follows the model's config. Under `block`, the paper's selection, later
-tokens influence it, and every figure says so. Tokens of the test split are read as for a perplexity, each once and in
+Section 5 of the paper. The model's config sets the selection of streams. With `block`, the paper's selection, later
+tokens influence it, and every figure states this. Tokens of the test split are read as for a perplexity, each once and in
 the same context.
 """
 
@@ -72,7 +72,7 @@ def _selection(saved: Saved) -> str:
 
 
 def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """Batches, the place in the split of what each token predicts [B, L] (-1: not scored), and the model's output."""
+    """Yield batches, the index in the split of each token's target [B, L] (-1: not scored), and model outputs."""
     import torch
 
     for batch in batches(saved, split, f"Reading the test split of {saved.data.source}"):
@@ -86,7 +86,7 @@ def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
 
 
 def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Forks in windows of four tokens over the entropy of their predictions, the model's own and another model's.
+    """Draw forks in windows of four tokens over the entropy of predictions by the model and by another model.
 
     A token's forks are its streams after the last forking layer, minus one. Windows do not cross documents, bins
     contain equal numbers of them, and forks are divided by their mean over all.
@@ -167,16 +167,16 @@ def _other(path: str, saved: Saved, label: str) -> Saved:
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    """[B, L] nats of logits [B, L, v], one row at a time to save memory."""
+    """Return the entropy [B, L], in nats, of logits [B, L, v], one row at a time to save memory."""
     import torch
 
     return torch.stack([torch.distributions.Categorical(logits=row.float()).entropy() for row in logits])
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch that each belongs to.
+    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch of each.
 
-    A stretch ends before a token that is not scored, such as a document's end.
+    A stretch ends before a token without a score, such as the end of a document.
     """
     place = np.flatnonzero(scored)
     stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
@@ -185,7 +185,7 @@ def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
-    """Means of y in bins of x of equal size, with 95% intervals over units, and the rank correlation."""
+    """Return means of y in equally large bins of x, with 95% intervals over units, and the rank correlation."""
     from mentalese.evaluation.statistics import bootstrap_ratio
 
     bins = np.argsort(np.argsort(x, kind="stable"), kind="stable") * BINS // len(x)
@@ -207,7 +207,7 @@ def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
 def _rank_correlation(
     x: np.ndarray, y: np.ndarray, unit: np.ndarray, samples: int = 2_000
 ) -> tuple[float, tuple[float, float] | None]:
-    """Spearman's, and its 95% interval over units drawn with replacement (ranks stay those of the whole sample)."""
+    """Return Spearman's correlation and its 95% bootstrap interval over units (with ranks of the whole sample)."""
     a, b = (_ranks(values) for values in (x, y))
     units = int(unit.max()) + 1
     moments = np.stack([np.bincount(unit, m, units) for m in (np.ones_like(a), a, b, a * a, b * b, a * b)], axis=1)
@@ -217,13 +217,13 @@ def _rank_correlation(
         spread = np.sqrt(np.maximum((n * aa - a * a) * (n * bb - b * b), 0))
         return np.divide(n * ab - a * b, spread, out=np.full(n.shape, np.nan), where=spread > 0)
 
-    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=samples)
-    interval = np.nanquantile(correlation(drawn @ moments), (0.025, 0.975)) if units > 1 else None
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=samples)
+    interval = np.nanquantile(correlation(draws @ moments), (0.025, 0.975)) if units > 1 else None
     return float(correlation(moments.sum(0))), None if interval is None else (float(interval[0]), float(interval[1]))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Centred ranks divided by their number; equal values share the mean of their ranks."""
+    """Return centred ranks divided by their number; equal values share the mean of their ranks."""
     _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2 - (len(values) + 1) / 2)[group] / len(values)
 
@@ -232,10 +232,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the share of attention of a token's own stream, and of a fork, on streams of each kind.
+    """Draw the share of attention that original streams and forks give to streams of each kind.
 
     Means over heads and the blocks after the last fork, then over the visible streams of a kind, then over all readers
-    that see one. Tokens are those with at least one fork.
+    that see such a stream. Tokens are those with at least one fork.
     """
     from mentalese.evaluation.statistics import bootstrap_ratio
 
@@ -258,7 +258,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     names = [name for name, known in zip(names, there) if known]
     sums, sizes = sums[:, there], sizes[:, there]
     mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
-    several = (sizes > 0).sum(0) > 1  # of one document the interval would be a point
+    several = (sizes > 0).sum(0) > 1  # with one document the interval would be a point
     picture, panels = canvas(2, 1, 6.5, 5.6, sharex=True, height_ratios=(sum(r == "token" for r, _ in names), 4))
     numbers: dict[str, Any] = _about(saved, label) | {
         "documents": count,
@@ -300,14 +300,14 @@ _KINDS = {
 
 
 def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """For each reader and kind, the mean attention to a stream of that kind, of each reader that sees one.
+    """Return, for each reader and kind, the mean attention to a stream of that kind by readers that see one.
 
     Args:
         scored: bool [L], the tokens whose streams are readers.
     """
     weight = trace.links["attention"].float().cpu().numpy()
     token = np.array([thought.start for thought in trace.thoughts])
-    own = np.array([thought.label == "token" for thought in trace.thoughts])
+    original = np.array([thought.label == "token" for thought in trace.thoughts])
     place = np.arange(len(token))
     back, tokens_back = place[:, None] - place, token[:, None] - token
     same, earlier = tokens_back == 0, tokens_back > 0
@@ -315,15 +315,15 @@ def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarra
     read = {
         "itself": back == 0,
         "a fork of its token": same & (back > 0),
-        "another token": earlier & own,
-        "a fork of another token": earlier & ~own,
+        "another token": earlier & original,
+        "a fork of another token": earlier & ~original,
     }
-    for distances, kinds, mask in ((back, _FORKS, same & (back > 0)), (tokens_back, _NEIGHBOURS, earlier & own)):
+    for distances, kinds, mask in ((back, _FORKS, same & (back > 0)), (tokens_back, _NEIGHBOURS, earlier & original)):
         for i, kind in enumerate(kinds, 1):
             read[kind] = mask & (distances >= FAR if i == FAR else distances == i)
     attended = {}
     for reader, shown in _KINDS.items():
-        rows = scored[token] & with_forks & (own if reader == "token" else ~own)
+        rows = scored[token] & with_forks & (original if reader == "token" else ~original)
         for kind in shown:
             seen = read[kind][rows]
             number = seen.sum(1)
@@ -332,7 +332,7 @@ def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarra
 
 
 def _percent(share: float) -> str:
-    """With two significant digits."""
+    """Return a percentage with two significant digits."""
     digits = max(0, 1 - math.floor(math.log10(100 * share))) if share > 0 else 0
     return f"{100 * share:.{digits}f}%"
 
@@ -341,7 +341,7 @@ def _percent(share: float) -> str:
 
 
 def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
-    """Return the streams of each token of a text after each forking layer."""
+    """Draw the number of streams of each token of a text after each forking layer."""
     import torch
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
@@ -349,11 +349,11 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     saved, label = _open(only_path(paths, "thoughtbubbles/forks")), model_names(paths)[0]
     trace, layers = saved.think(text), saved.model.config.fork_layers
     streams = torch.stack([trace.scores[f"streams.{layer}"] for layer in layers]).int().cpu().numpy()
-    shown = [
+    labels = [
         "<end>" if special else drawable_token(token)
         for token, special in zip(trace.tokens, trace.special, strict=True)
     ]
-    lines, width = -(-len(shown) // LINE), min(LINE, len(shown))
+    lines, width = -(-len(labels) // LINE), min(LINE, len(labels))
     picture, panels = canvas(lines, 1, max(5.0, 1.6 + 0.25 * width), 0.5 + lines * (0.75 + 0.25 * len(layers)))
     most = max(2, int(streams.max()))
     shades = ListedColormap(colormaps["Blues"](np.linspace(0.12, 0.95, most)))
@@ -363,7 +363,7 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
             streams[:, part], cmap=shades, vmin=0.5, vmax=most + 0.5, edgecolors="white", linewidth=1
         )
         panel.set_yticks(np.arange(len(layers)) + 0.5, [str(layer) for layer in layers])
-        panel.set_xticks(np.arange(len(shown[part])) + 0.5, shown[part], rotation=90, fontsize=8, parse_math=False)
+        panel.set_xticks(np.arange(len(labels[part])) + 0.5, labels[part], rotation=90, fontsize=8, parse_math=False)
         panel.set_xlim(0, width)
         panel.tick_params(length=0)
         panel.grid(visible=False)
@@ -383,7 +383,7 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 
 
 def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Test perplexity of finished runs over their parameters, a panel for each text, a line for each approach."""
+    """Draw test perplexity of finished runs over parameters, a panel for each text, a line for each approach."""
     texts: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for path in paths:
         result = read_result(path)
@@ -414,7 +414,7 @@ def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _approach(path: str, fields: dict[str, Any]) -> str:
-    """Return the row of Table 1 that a recipe's `model` section belongs to."""
+    """Return the row of Table 1 for the `model` section of a recipe."""
     if fields["model_type"] != "thoughtbubbles":
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
     if fields.get("copies", 1) > 1:
@@ -428,12 +428,12 @@ def _approach(path: str, fields: dict[str, Any]) -> str:
 def autoregression(
     paths: list[str], *, source: str | None = None, documents: int = DOCUMENTS
 ) -> tuple[Any, dict[str, Any]]:
-    """Perplexities of test documents block-wise, and autoregressively with a fixed and a dynamic budget.
+    """Draw perplexities of test documents: block-wise, and autoregressive with a fixed and a dynamic budget.
 
     The autoregressive ones take a pass per token. A second model without forks is the baseline.
 
     Args:
-        source: the text; `None`: the model's own.
+        source: the text; `None`: the text of the model's training.
         documents: score the first N of them.
     """
     if len(paths) > 2:
@@ -443,7 +443,7 @@ def autoregression(
     saved, names = _open(paths[0]).on(source), model_names(paths)
     saved = saved.scored_by(max_documents=documents)
     split = saved.split("test")
-    shown = {
+    readers = {
         name: dataclasses.replace(saved, evaluation=dataclasses.replace(saved.evaluation, estimator=estimator))
         for name, estimator in (
             ("block-wise (not causal)", "block-not-causal"),
@@ -453,7 +453,7 @@ def autoregression(
     }
     if len(paths) == 2:
         other = _other(paths[1], saved, names[0])
-        shown[names[1]] = dataclasses.replace(
+        readers[names[1]] = dataclasses.replace(
             other,
             data=saved.data,
             layout=saved.layout,
@@ -461,7 +461,7 @@ def autoregression(
         )
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
     numbers: dict[str, Any] = _about(saved, names[0]) | {"perplexities": {}}
-    for i, (name, reader) in enumerate(shown.items()):
+    for i, (name, reader) in enumerate(readers.items()):
         print(f"scoring {name}", file=sys.stderr, flush=True)
         nats = reader.token_scores(split)
         each = [nats[a:b] for a, b in zip(split.documents, split.documents[1:])]
