@@ -86,7 +86,7 @@ class Codebook(nn.Module):
         return self
 
     def multiply_adds(self) -> int:
-        """The number of multiply-adds of one `forward`."""
+        """Return the multiply-adds of one `forward`."""
         return 0 if self.kind == "learned" else self.codes * sum(p.numel() for p in self.parameters() if p.ndim > 1)
 
 

@@ -95,7 +95,7 @@ class Attention(nn.Module):
         old = state.cache.get(name, new[:, :, :0])
         graph = new.requires_grad or old.requires_grad
         if old.shape[2] < end:
-            # Room for twice the length, so that most steps copy nothing; zeros, because masked slots are multiplied too.
+            # Room for twice the length, so that most steps copy nothing; zeros, as masked slots are multiplied too.
             room = (end if graph else 2 * end) - old.shape[2]
             old = torch.cat((old, new.new_zeros(*new.shape[:2], room, new.shape[3])), dim=2)
         index = state.slots[:, None, :, None].expand_as(new)

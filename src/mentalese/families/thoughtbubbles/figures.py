@@ -1,8 +1,8 @@
 """Figures of Thoughtbubbles: places of forks, their relation to entropy, and attention to forks.
 
 Section 5 of the paper. The model's config sets the selection of streams. With `block`, the paper's selection, later
-tokens influence it, and every figure states this. Tokens of the test split are read as for a perplexity, each once and in
-the same context.
+tokens influence it, and every figure states this. Tokens of the test split are read as for a perplexity, each once and
+in the same context.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         ticks_at(panel.xaxis, sorted({point["parameters"] for points in approaches.values() for point in points}))
         panel.legend()
     rules = sorted(
-        {point["estimator"] for approaches in texts.values() for own in approaches.values() for point in own}
+        {point["estimator"] for approaches in texts.values() for series in approaches.values() for point in series}
     )
     footnote(picture, f"estimators: {', '.join(rules)}")
     return picture, {"texts": texts}
@@ -465,8 +465,8 @@ def autoregression(
         print(f"scoring {name}", file=sys.stderr, flush=True)
         nats = reader.token_scores(split)
         each = [nats[a:b] for a, b in zip(split.documents, split.documents[1:])]
-        each = [own[~np.isnan(own)].astype(np.float64) for own in each]
-        values = [float(np.exp(own.mean())) for own in each if len(own)]
+        each = [row_nats[~np.isnan(row_nats)].astype(np.float64) for row_nats in each]
+        values = [float(np.exp(row_nats.mean())) for row_nats in each if len(row_nats)]
         mean = float(np.exp(np.concatenate(each).mean()))
         numbers["perplexities"][name] = {"estimator": reader.estimator, "mean": mean, "documents": values}
         style = {"color": COLORS[i], "drawstyle": "steps-post"}

@@ -1,4 +1,4 @@
-"""The fork operator: which streams of a text stay, which fork, and their positions (sections 2.3 and D).
+"""The fork operator: selection of streams and forks, and their positions (sections 2.3 and D).
 
 Letters in shapes: B rows, N streams before and K after a fork, L tokens. Streams are at the front of a row, a token's
 streams next to each other and its own stream rightmost; places after them are unused (`real`).
@@ -25,11 +25,11 @@ class Streams:
         x: [B, N, d].
         scores: float32 [B, N], log cumulative scores; `None` while all are 0.
         token: [B, N], the token of a stream, counted from the first one of this call.
-        own: bool [B, N], the streams that tokens entered as.
+        own: bool [B, N], True for the original stream of a token.
         real: bool [B, N], the places in use; `None`: all.
-        counts: [B, L], streams of each token.
-        before: [B, 1], tokens of earlier calls.
-        held: streams of each row, as the host knows them; `None`: it does not.
+        counts: [B, L], number of streams of each token.
+        before: [B, 1], number of tokens of earlier calls.
+        held: number of streams of each row on the host; `None` if unknown there.
     """
 
     x: Tensor
@@ -42,8 +42,9 @@ class Streams:
     held: list[int] | None = None
 
     def positions(self, rotation: str) -> Tensor:
-        """[B, N]: the stream p places left of token i's own has the position i + 1 - p/q (Eq. 13), see `rotation` of
-        `ThoughtbubblesConfig`; a token without forks is at i + 1.
+        """Return positions [B, N]: i + 1 - p/q for the stream p places left of token i's original stream (Eq. 13).
+
+        For q see `ThoughtbubblesConfig.rotation`; a token without forks is at i + 1.
         """
         counts = self.counts.gather(1, self.token)
         first = (self.counts.cumsum(1) - self.counts).gather(1, self.token)
@@ -72,7 +73,7 @@ class Streams:
         )
 
     def cut(self, tokens: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Rows with their places and tokens, in parts of at most this number of tokens; each place is in one part."""
+        """Cut rows with their places and tokens into parts of at most this many tokens; each place is in one part."""
         count, length = self.counts.shape
         if length <= tokens:
             step = tokens // max(1, length)
@@ -88,7 +89,7 @@ class Streams:
                 place = end
 
     def part(self, rows: slice, places: slice, tokens: slice) -> Streams:
-        """What `cut` has found, as streams of these tokens alone."""
+        """Return a part from `cut` as streams of only its tokens."""
         return replace(
             self,
             x=self.x[rows, places],
@@ -108,20 +109,20 @@ class Streams:
         return values.new_zeros(len(values), self.counts.shape[1], *values.shape[2:]).scatter_add(1, index, values)
 
     def mixture_weights(self) -> Tensor:
-        """[B, N] log of p / sum of p over the streams of a token (Eq. 11); -inf in unused places."""
+        """Return log of p / sum of p over the streams of a token [B, N] (Eq. 11); -inf in unused places."""
         scores = torch.zeros_like(self.token, dtype=torch.float32) if self.scores is None else self.scores
         return self.log_normalize(scores)
 
     def log_normalize(self, scores: Tensor) -> Tensor:
-        """`scores` [B, N] minus their log-sum-exp over the streams of a token; -inf in unused places."""
+        """Return `scores` [B, N] minus their log-sum-exp over the streams of a token; -inf in unused places."""
         if self.real is None:
             return scores - self.log_sum_exp(scores).gather(1, self.token)
         scores = scores.masked_fill(~self.real, -math.inf)
         normalized = scores - self.log_sum_exp(scores).gather(1, self.token)
-        return normalized.masked_fill(~self.real, -math.inf)  # the sum of a padding token is not finite either
+        return normalized.masked_fill(~self.real, -math.inf)  # sums of padding tokens are not finite
 
     def log_sum_exp(self, scores: Tensor) -> Tensor:
-        """[B, N] to [B, L], over the streams of each token."""
+        """Return the log-sum-exp [B, L] of scores [B, N] over the streams of each token."""
         empty = scores.new_full(self.counts.shape, -math.inf)
         top = empty.scatter_reduce(1, self.token, scores.detach(), "amax").clamp(min=torch.finfo(scores.dtype).min)
         return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
@@ -129,11 +130,11 @@ class Streams:
 
 @dataclass
 class Room:
-    """What the host knows of a selection, so that a GPU need not be waited for.
+    """The size of a selection on the host, which avoids waiting for a GPU.
 
     Attributes:
-        size: K, the most that a row can keep.
-        kept: streams that each row keeps; `None`: it depends on the scores.
+        size: K, the largest number of streams that a row can keep.
+        kept: number of streams that each row keeps; `None`: it depends on the scores.
     """
 
     size: int
@@ -141,13 +142,13 @@ class Room:
 
 
 def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, room: Room | None) -> Streams:
-    """Carries out a selection: forks are left of their source, plus `embedding` (Eq. 5, 6).
+    """Apply a selection: forks are left of their source and add `embedding` (Eq. 5, 6).
 
     Args:
         log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
-        keep: bool [B, 2 N], the candidates that stay.
+        keep: bool [B, 2 N], the selected candidates.
         embedding: [d].
-        room: `None`: K is the most that a row keeps, for which a GPU is waited for.
+        room: `None`: K is the maximum over rows, which waits for a GPU.
     """
     if room is None:
         index, real = pack(keep)
@@ -172,7 +173,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
 
 
 class _Gather(torch.autograd.Function):
-    """x[index // 2]; a stream's gradient is gathered from its at most two successors, nothing is scattered."""
+    """The function x[index // 2], whose gradient is a gather from at most two successors, not a scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, keep: Tensor) -> Tensor:
@@ -189,7 +190,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, N, d] at index [B, K]: [B, K, d]."""
+    """Return the rows [B, K, d] of x [B, N, d] at index [B, K]."""
     start = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (start + index).flatten()).view(*index.shape, x.shape[2])
 
@@ -205,7 +206,7 @@ def select_block(merit: Tensor, quota: Tensor) -> Tensor:
 
 
 def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
-    """What `select_block` computes, one candidate after the other."""
+    """Compute `select_block` one candidate after the other."""
     keep = torch.zeros_like(merit, dtype=torch.bool)
     for row in range(len(merit)):
         ranked = sorted(range(merit.shape[1]), key=lambda i: (-float(merit[row, i]), i))
@@ -214,32 +215,32 @@ def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
 
 
 def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
-    """Return the kept candidates that fit, token after token, of each token the best; the earlier one among equals.
+    """Return the candidates that fit the room, token by token, the best of each token; the earlier among equals.
 
     Args:
         merit: [B, n].
-        keep: bool [B, n], the candidates that would stay; one or more of each token.
+        keep: bool [B, n], the candidates to choose from; one or more of each token.
         token: [B, n], the tokens of the candidates, in order.
-        room: [B, L], how many the first tokens may keep in all; each token adds at least 1.
+        room: [B, L], the largest total for the first tokens; each token adds at least 1.
     """
     if room.shape[1] == 1:
         order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
         place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
         return keep & (torch.zeros_like(order).scatter_(1, order, place) < room)
-    wanted = torch.zeros_like(room).scatter_add_(1, token, keep.long()).cumsum(1)
-    kept = wanted + (room - wanted).cummin(1).values.clamp(max=0)
-    own = kept.diff(dim=1, prepend=torch.zeros_like(kept[:, :1])).gather(1, token)
+    demand = torch.zeros_like(room).scatter_add_(1, token, keep.long()).cumsum(1)
+    totals = demand + (room - demand).cummin(1).values.clamp(max=0)
+    quota = totals.diff(dim=1, prepend=torch.zeros_like(totals[:, :1])).gather(1, token)
     order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
     order = order.gather(1, token.gather(1, order).sort(dim=1, stable=True).indices)
     place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
     first = torch.zeros_like(room).scatter_add_(1, token, torch.ones_like(token)).cumsum(1).roll(1, 1)
     first[:, 0] = 0
     place = torch.zeros_like(order).scatter_(1, order, place) - first.gather(1, token)
-    return keep & (place < own)
+    return keep & (place < quota)
 
 
 def within_budget_reference(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
-    """What `within_budget` computes, one token after the other."""
+    """Compute `within_budget` one token after the other."""
     fits = torch.zeros_like(keep)
     for row, tokens in enumerate(token.tolist()):
         for number in range(room.shape[1]):

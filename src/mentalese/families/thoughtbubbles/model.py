@@ -8,8 +8,8 @@ a token's streams make one prediction.
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so one pass is *not* an autoregressive likelihood. Every score is labelled with its estimator
 (`estimators`). `selection` = `causal` replaces the top-k by one threshold per layer, which earlier steps of training
-have found. It meets the budget on average and looks at no other token, so one pass is the likelihood, in training too,
-and decoding can be cached.
+estimate. It meets the budget on average and does not depend on other tokens, so one pass is the likelihood, also in
+training, and decoding can be cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
 """
@@ -41,13 +41,13 @@ from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
 from mentalese.nn.transfer import send
 
-PREFIXES = 32  # rows at once when prefixes are scored one by one
-RANDOM_ROWS = 8  # of random tokens, for the first thresholds
+PREFIXES = 32  # rows per batch when each prefix is scored separately
+RANDOM_ROWS = 8  # rows of random tokens for the first thresholds
 
 
 @dataclass
 class Quota:
-    """How many streams each row may keep: on the host, and [B] on the device."""
+    """The number of streams that each row may keep: on the host, and [B] on the device."""
 
     on_host: list[int]
     tensor: Tensor
@@ -114,7 +114,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     @property
     def mixes(self) -> bool:
-        """Whether predictions are mixtures of the distributions of several streams."""
+        """True if predictions are mixtures of the distributions of several streams."""
         return self.config.readout == "mixture" and bool(self.config.fork_layers)
 
     # ------------------------------------------------------------------------------------- streams
@@ -133,14 +133,14 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         """Return all blocks over rows [B, L], from where `cache` left off; the cache moves on.
 
         Args:
-            selection: instead of the config's.
-            fixed_budget: ceil(budget * L) streams for a text of any length, if it is selected as a block.
+            selection: replaces the config's selection.
+            fixed_budget: ceil(budget * L) streams for a text of any length, with the selection `block`.
             calibrate: let the thresholds of the causal selection move towards this batch's at the next `after_step`;
                 this pass does not use them.
             trace: keep the attention of the blocks after the last fork, and all candidates.
 
         Raises:
-            InputError: a row of padding alone, or a text longer than `max_position_embeddings` with a fixed budget.
+            InputError: a row with only padding, or a text longer than `max_position_embeddings` with a fixed budget.
             FloatingPointError: a fork score is not a number.
         """
         config = self.config
@@ -172,18 +172,18 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 if trace and len(forks) == len(config.fork_layers):
                     state.attention = attention
             streams.x = block(streams.x, replace(state, layer=layer))
-        if broken and (first or input_ids.device.type == "cpu"):  # a GPU is not waited for at each token
+        if broken and (first or input_ids.device.type == "cpu"):  # without waiting for a GPU at each token
             self._check_scores(torch.stack(broken).tolist())
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
-            own = streams.own if streams.real is None else streams.own & streams.real
-            cache.state["tokens"] = streams.before + own.sum(1, keepdim=True)
+            originals = streams.own if streams.real is None else streams.own & streams.real
+            cache.state["tokens"] = streams.before + originals.sum(1, keepdim=True)
         return Encoding(streams, rows, forks, attention, candidates)
 
     def _embed(
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
     ) -> tuple[Streams, PackedRows]:
-        """One stream per token, or `copies` of it, tokens at the front of their rows; and where the tokens were."""
+        """Return one stream per token, or `copies` of it, packed to the front of rows, and the columns of tokens."""
         copies, rows, real = self.config.copies, PackedRows.unpadded(input_ids), None
         if attention_mask is not None:
             tokens = self.real_tokens(input_ids, attention_mask, cache)
@@ -209,7 +209,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return streams, rows
 
     def _check_thresholds(self) -> None:
-        """Refuse a causal selection without thresholds."""
+        """Raise an error for a causal selection without thresholds."""
         thresholds = [decision.threshold for decision in self._decisions()]
         if thresholds and self.config.budget > 1 and bool((torch.stack(thresholds) == UNKNOWN).any()):
             raise InputError(
@@ -235,11 +235,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             )
 
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
-        """Tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
+        """Return tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
         config = self.config
         positions = streams.positions(config.rotation)
         if streams.real is None and cache is None and not segment:
-            positions = positions[:1]  # all rows have the same
+            positions = positions[:1]  # equal in all rows
         cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
         mask, slots, end = None, None, 0
         if cache is not None:
@@ -247,7 +247,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             used = cache.state.get(name, torch.zeros_like(streams.before))
             if used.device.type == "cpu":
                 least, most = (int(bound) for bound in used.aminmax())
-            else:  # which is not waited for: what the selection may have kept
+            else:  # an upper bound, to avoid waiting for the selection
                 seen = cache.seen_tokens
                 least, most = 0, self._most_kept(seen) if segment else seen * config.copies
             cache.state[name] = used + (new if streams.real is None else streams.real.sum(1, keepdim=True))
@@ -265,12 +265,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         """Score all candidates, selects, and lets streams fork and end (section 2.3).
 
         Args:
-            quota: of the selection of a whole text; `None`: the causal one.
+            quota: quota of the block selection; `None`: the causal selection.
         """
         module: Any = self.fork_decisions[str(layer)]
         decisions, embedding = module(streams.x, streams.scores)
-        own = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
-        merit = decisions.detach().masked_fill(own, math.inf)  # Eq. 4, only for the selection
+        originals = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
+        merit = decisions.detach().masked_fill(originals, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
         places, tokens = merit.shape[1], streams.counts.shape[1]
@@ -278,8 +278,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         if quota is not None:
             assert streams.held is not None
             # Shapes do not depend on the scores.
-            kept = [min(most, 2 * held) for most, held in zip(quota.on_host, streams.held)]
-            room = Room(min(self._budget(tokens, fixed_budget), places), kept)
+            counts = [min(most, 2 * count) for most, count in zip(quota.on_host, streams.held)]
+            room = Room(min(self._budget(tokens, fixed_budget), places), counts)
             keep = select_block(merit, quota.tensor) & (merit > -math.inf)
         else:
             keep = self._select_causal(streams, merit, layer, cache)
@@ -290,7 +290,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return fork(streams, decisions, keep, embedding, room), candidates
 
     def _most_kept(self, tokens: int) -> int:
-        """`most_streams` of the config, for the host."""
+        """Return `most_streams` of the config on the host."""
         return int(self.config.most_streams(torch.tensor(tokens))) if tokens else 0
 
     def _select_causal(self, streams: Streams, merit: Tensor, layer: int, cache: ThoughtCache | None) -> Tensor:
@@ -320,7 +320,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     # ------------------------------------------------------------------------------------- read-out
 
     def _hidden(self, streams: Streams) -> Tensor:
-        """[B, n, d], one state per token, for the read-outs that are not mixtures."""
+        """Return one state per token, [B, n, d], for read-outs that are not mixtures."""
         if streams.scores is None and self.config.copies == 1:
             return self.final_norm(streams.x)
         readout = "rightmost" if streams.scores is None else self.config.readout
@@ -335,7 +335,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     # ------------------------------------------------------------------------------------- training and scores
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
-        """[B, L, d], zero at padding.
+        """Return final hidden states [B, L, d], zero at padding.
 
         Raises:
             NotImplementedError: the read-out is a mixture of distributions, which no single state has.
@@ -371,7 +371,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     @torch.no_grad()
     def _find_first_thresholds(self) -> None:
-        """Thresholds before the first step, from random tokens: those of the batch would depend on its later tokens."""
+        """Estimate thresholds before the first step from random tokens, as a batch would reveal its later tokens."""
         decisions = self._decisions()
         if not decisions or bool(decisions[0].threshold != UNKNOWN):
             return
@@ -384,7 +384,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return [module for module in self.fork_decisions.values() if isinstance(module, ForkDecision)]
 
     def after_step(self) -> None:
-        """See `LanguageModel.after_step`: moves the thresholds of the causal selection."""
+        """See `LanguageModel.after_step`; moves the thresholds of the causal selection."""
         share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
         for decision in self._decisions():
             decision.after_step(share)
@@ -396,8 +396,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`. A causal selection is assumed to use its whole budget; padding of heads
-        on a GPU does not count.
+        """See `LanguageModel.forward_flops`; padding of heads on a GPU does not count.
+
+        A causal selection is assumed to use its whole budget.
         """
         config = self.config
         rows, length = batch["input_ids"].shape
@@ -420,11 +421,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     @property
     def estimators(self) -> tuple[str, ...]:
-        """How a text can be scored, the config's own way first.
+        """The estimators of a text's score, the default of the config first.
 
         `exact`: one pass is the autoregressive likelihood. `block-not-causal`: the paper's one pass, in which later
         tokens influence earlier streams: not a likelihood. `prefix-dynamic`, `prefix-fixed`: each token after a pass
-        over just the tokens before it, with either budget: exact, one pass per token. `causal`: one pass under the
+        over only the tokens before it, with either budget: exact, one pass per token. `causal`: one pass under the
         causal selection, exact.
         """
         if not self.config.fork_layers or self.config.budget == 1:
@@ -472,7 +473,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
     def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
-        """[B, m, v] of the tokens in columns `kept` [m] or [B, m]; for a mixture log-probabilities, zero at padding."""
+        """Return logits [B, m, v] in columns `kept` [m] or [B, m], zero at padding; for a mixture log-probabilities."""
         if kept.ndim == 1:
             columns, order = kept.unique(return_inverse=True)
             logits = self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
@@ -490,7 +491,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
 
     def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
-        """See `LatentThoughtModel.labels_loss`; a mixture has its own."""
+        """See `LatentThoughtModel.labels_loss`; a mixture has its own loss."""
         if self.mixes:
             return self._mixture(encoded, labels)[0]
         return self.next_token_loss(self.states(encoded), encoded.predictable(labels))[0]
@@ -505,7 +506,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         return self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
 
     def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
-        """Every stream at the end, how many of them each token has, and what they attend to.
+        """Add every final stream, the number of streams of each token, and their attention.
 
         `scores["streams"]` is a token's number of streams at the end, `streams.LAYER` after the fork before that block;
         `links["attention"]` is the mean attention of stream i to stream j over heads and the blocks after the last

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mentalese.families.thoughtbubbles.forking import Streams
 from mentalese.nn.loss import IGNORED, module_nll
 
-_TOKENS = 128  # whose distributions are mixed at once
+_TOKENS = 128  # tokens whose distributions are mixed at once
 
 
 def mixture_cross_entropy(
@@ -29,17 +29,17 @@ def mixture_cross_entropy(
     Args:
         hidden: [B, K, d], the head's input for each stream.
         weight: [v, d], or a module that maps [.., d] to [.., v].
-        targets: [B, L], the id that each token predicts, -100 for none.
+        targets: [B, L], the target of each token, -100 for none.
 
     Returns:
-        scalar and float32 [B, L]; the second is not differentiable.
+        A scalar and float32 [B, L]; the second is not differentiable.
     """
     counted = targets != IGNORED
     coefficients = counted / counted.sum().clamp(min=1)
     if isinstance(weight, nn.Module):
         predicted = targets.clamp(min=0).gather(1, streams.token)
-        own = -module_nll(hidden.flatten(0, 1), weight, predicted.flatten()).view(predicted.shape)
-        nll = torch.where(counted, -streams.log_sum_exp(own + streams.mixture_weights()), 0.0)
+        log_probabilities = -module_nll(hidden.flatten(0, 1), weight, predicted.flatten()).view(predicted.shape)
+        nll = torch.where(counted, -streams.log_sum_exp(log_probabilities + streams.mixture_weights()), 0.0)
         return (nll * coefficients).sum(), nll.detach()
     needs = torch.is_grad_enabled()
     return _apply(hidden, weight, streams.mixture_weights(), targets, coefficients, streams, needs)
@@ -48,7 +48,7 @@ def mixture_cross_entropy(
 def mixture_log_probabilities(
     hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams, *, tokens: int = _TOKENS
 ) -> Tensor:
-    """[B, L, v], the log-probabilities of the mixtures of a token's streams (Eq. 11).
+    """Return the log-probabilities [B, L, v] of the mixtures of tokens' streams (Eq. 11).
 
     Streams need tables several times the size of the result, so a part of the tokens is mixed at a time, and once more
     in the backward pass.
@@ -56,13 +56,13 @@ def mixture_log_probabilities(
     Args:
         hidden: [B, K, d], the head's input for each stream.
         head: maps [.., d] to logits [.., v].
-        tokens: at once.
+        tokens: number of tokens to mix at once.
     """
-    kept, out = torch.is_grad_enabled(), None
+    checkpointed, out = torch.is_grad_enabled(), None
     parts: list[list[Tensor]] = []
     for rows, places, columns in streams.cut(tokens):
         part = streams.part(rows, places, columns)
-        if kept:
+        if checkpointed:
             mixed = checkpoint(_mixed, hidden[rows, places], head, part, use_reentrant=False)
             parts += [[]] if columns.start == 0 else []
             parts[-1].append(mixed)
@@ -85,7 +85,7 @@ def _mixed(hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams) -
 
 
 class _MixtureCrossEntropy(torch.autograd.Function):
-    """(loss scalar, nll [B, L]); only the loss is differentiable."""
+    """The function that returns (loss scalar, nll [B, L]); only the loss is differentiable."""
 
     @staticmethod
     def forward(
@@ -132,7 +132,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                 hidden_grad[row] = (p @ w) * factor
                 scaled = (h * factor).to(dtype)
                 if dtype == precise:
-                    torch.addmm(weight_grad, p.t(), scaled, out=weight_grad)  # FLOP counters miss addmm_
+                    torch.addmm(weight_grad, p.t(), scaled, out=weight_grad)  # FLOP counters miss `addmm_`
                 else:
                     weight_grad += p.t() @ scaled
             nll = torch.where(targets != IGNORED, nll, 0.0)

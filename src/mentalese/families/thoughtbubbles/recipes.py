@@ -54,7 +54,7 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
 
 
 def controls(recipe: Recipe) -> list[Recipe]:
-    """Score without forks (`-1l`), and the same with a constant in place of each score (`-constant`)."""
+    """Return controls: scores without forks (`-1l`), and a constant in place of each score (`-constant`)."""
     forkless = recipe.model | {"budget": 1.0}
     return [
         dataclasses.replace(
@@ -93,7 +93,7 @@ SMALL = Recipe(
 
 
 def openstax() -> list[Recipe]:
-    """Small models for textbooks on a CPU: 6 layers of width 128, forks before 1, 2 and 3, 2M tokens."""
+    """Return small models for textbooks on a CPU: 6 layers of width 128, forks before 1, 2 and 3, 2M tokens."""
     recipe = Recipe(
         name="thoughtbubbles/openstax-2l",
         description="6 layers of width 128, forks before 1, 2 and 3, kappa 2L, 2M tokens of OpenStax",
@@ -127,7 +127,7 @@ tokens (Table 3) these are 819,200 tokens, 740 documents."""
 
 
 def table1() -> list[Recipe]:
-    """Table 1 and Figure 3: three sizes on two corpora, kappa 2L and 4L, regular, copy-3, copy-5 (sections 3 and A)."""
+    """Return Table 1 and Figure 3: three sizes, two corpora, kappa 2L and 4L, regular, copy-3, copy-5 (sections 3, A)."""
     recipes = []
     for corpus, source in CORPORA.items():
         for size, (layers, heads, width, batch) in {
@@ -164,7 +164,7 @@ def table1() -> list[Recipe]:
 
 
 def table4() -> list[Recipe]:
-    """Table 4: 772M for 25,000 steps of OpenWebText, forks before 3, 7, 11 and before every fourth block from 3 on."""
+    """Return Table 4: 772M, 25,000 steps of OpenWebText, forks before 3, 7, 11 or every fourth block from 3 on."""
     paper = next(recipe for recipe in TABLE1 if recipe.name == "thoughtbubbles/table1-openwebtext-772m-2l")
     train = dataclasses.replace(paper.train, steps=25_000)
     return [
@@ -185,7 +185,7 @@ def table4() -> list[Recipe]:
 
 
 def clutrr() -> list[Recipe]:
-    """Kinship questions (Figure 7): stories of 2 and 3 relations, in test of up to 10; only answers have a loss."""
+    """Return kinship questions (Figure 7): 2 and 3 relations, in test up to 10; only answers have a loss."""
     recipe = Recipe(
         name="thoughtbubbles/clutrr",
         description="8 layers of width 128, forks before 2, 4 and 6, kappa 2L, 10 epochs of CLUTRR",
