@@ -79,7 +79,7 @@ class LTMDecoder(LatentThoughtModel[E]):
         return LTMCache()
 
     def compiled_parts(self) -> list[nn.Module]:
-        """Return the layers of a step as one graph, and those of the encoder; the loop over steps is not traced."""
+        """Return the layers of a step as one graph, and the encoder layers; the loop over steps is not traced."""
         return [_Decoding(self), *([] if self.encoder is None else self.encoder.blocks)]
 
     def read(

@@ -31,7 +31,7 @@ class Reinference:
     seeds: Tensor
 
     def due(self, width: int) -> int:
-        """Return how many of `width` columns to infer thoughts from; 0: keep the current thoughts."""
+        """Return the number of first columns to infer thoughts from; 0: keep the current thoughts."""
         new = width - self.prompt
         return width - new % self.every if new >= self.every else 0
 

@@ -201,7 +201,7 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
 
     @property
     def estimators(self) -> tuple[str, ...]:
-        """What thoughts are inferred from when a row's labels are scored.
+        """The estimators of scores, by the tokens from which thoughts are inferred.
 
         `elbo-bound`: the labels themselves. The KL of the thoughts is spread evenly over the row's labels; the sum is
         the negative ELBO, a bound.

@@ -219,7 +219,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             total = weights.sum() * linear_cross_entropy(flat, self.loss_head(), masked_targets, target_weights=weights)
 
         def encoded() -> MaskedEncoded:
-            """Where the tokens are, wherever padding is."""
+            """Return states and masks in the columns of the batch."""
             index = columns[..., None].expand_as(hidden)
             at_masks = torch.zeros_like(masked).scatter(1, columns, masked)
             return MaskedEncoded(hidden=torch.zeros_like(hidden).scatter(1, index, hidden), masked=at_masks)

@@ -71,7 +71,7 @@ def read_on(
 
 
 def _is_wrong(model: Any, ids: Tensor, real: Tensor, position: Tensor) -> bool:
-    """Return whether a sentence of the streams [B] may not go on with these tokens; on a GPU unknown."""
+    """Return True if these tokens cannot continue a sentence of the streams [B]; on a GPU always False."""
     if ids.device.type != "cpu":
         return False
     begins, size = ids == model.config.sentence_start_token_id, model.config.max_sentence_tokens + 3

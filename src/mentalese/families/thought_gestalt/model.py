@@ -98,7 +98,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     supports_gradient_checkpointing = True
     lora_targets = ("qkv", "query", "key_value")
     cache_class = SentenceCache
-    shard_blocks = False  # a step uses a block's weights many times, and those of `key_value` outside their module
+    shard_blocks = False  # a step uses a block's weights many times, and `key_value` weights outside their module
     about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."
     shown = {  # noqa: RUF012 (nothing writes to it)
         "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
@@ -277,7 +277,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return torch.cat((vectors.to(x.dtype), x)), len(vectors)
 
     def memory_map(self, layers: range, like: Tensor) -> MemoryMap:
-        """Return the map of vectors to keys and values in those of `layers` with cross-attention, for such tokens."""
+        """Return the map of vectors to keys and values for the cross-attention layers in `layers`, for such tokens."""
         config, blocks = self.config, self.layers
         positions = memory_positions(config.memory_size, config.hidden_size, like.device)
         maps = [blocks[i].memory_attention.key_value for i in layers if i in config.cross_layers]
@@ -385,7 +385,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
     @staticmethod
     def _shares(reading: Reading, counted: Tensor) -> Tensor:
-        """Return the weights [n] of each sentence's targets, for those of all [N']; 0 if it has not ended."""
+        """Return the sum [n] of each sentence's target weights [N']; 0 for unfinished sentences."""
         plan, norms = reading.plan, reading.norms
         if not len(norms):
             return norms

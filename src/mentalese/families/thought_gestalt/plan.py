@@ -133,12 +133,12 @@ def plan_pass(
     if fill and depth and part.counts:
         width = torch.cat([_filled(of) for of in lengths.split(part.counts)])
     begin, place = width.cumsum(0) - width, within(width)
-    tokens, positions, kept = part.source, place, None if ends else predicting
+    tokens, positions, indices = part.source, place, None if ends else predicting
     if len(place) > len(part.source):
         real = (place < lengths.repeat_interleave(width)).nonzero()[:, 0]
         positions = torch.minimum(place, (lengths - 1).repeat_interleave(width))
         tokens = part.source[(lengths.cumsum(0) - lengths).repeat_interleave(width) + positions]
-        kept = real if kept is None else real[kept]
+        indices = real if indices is None else real[indices]
     ranks = None
     if len(steps) == len(sentences.counts) and 0 < writes <= config.memory_size:
         ranks = torch.arange(writes).repeat_interleave(torch.tensor(part.counts[:-1], dtype=torch.long))
@@ -152,7 +152,7 @@ def plan_pass(
         tokens=tokens,
         positions=positions,
         seeded=begin[unseeded:] if config.seeded and unseeded < len(begin) else None,
-        kept=kept,
+        kept=indices,
         predicting=predicting if ends else None,
         source=part.source if ends else part.source[predicting],
         targets=part.source[predicting + 1],

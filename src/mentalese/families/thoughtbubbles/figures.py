@@ -255,7 +255,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     there = sizes.sum(0) > 0
     if not there.any():
         raise InputError(f"no stream forks in the test split of {saved.data.source}: use another model")
-    names = [name for name, known in zip(names, there) if known]
+    names = [name for name, present in zip(names, there) if present]
     sums, sizes = sums[:, there], sizes[:, there]
     mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
     several = (sizes > 0).sum(0) > 1  # with one document the interval would be a point
@@ -322,9 +322,9 @@ def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarra
         for i, kind in enumerate(kinds, 1):
             read[kind] = mask & (distances >= FAR if i == FAR else distances == i)
     attended = {}
-    for reader, shown in _KINDS.items():
+    for reader, kinds_read in _KINDS.items():
         rows = scored[token] & with_forks & (original if reader == "token" else ~original)
-        for kind in shown:
+        for kind in kinds_read:
             seen = read[kind][rows]
             number = seen.sum(1)
             attended[reader, kind] = (weight[rows] * seen).sum(1)[number > 0] / number[number > 0]

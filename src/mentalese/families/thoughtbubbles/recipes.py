@@ -1,4 +1,4 @@
-"""Recipes of Thoughtbubbles: small ones for any computer, those of `results/`, and the paper's tables and figures.
+"""Recipes of Thoughtbubbles: small ones for any computer, for `results/`, and for the paper's tables and figures.
 
 `*-regular` is the same transformer without forks, `*-copy3` and `*-copy5` have 3 and 5 streams per token from the
 first block on (section 3.3). Table 1 and Figure 3 are `table1-*`, Table 4 is `table4-*`; Figures 4 to 7 show those
@@ -127,7 +127,7 @@ tokens (Table 3) these are 819,200 tokens, 740 documents."""
 
 
 def table1() -> list[Recipe]:
-    """Return Table 1 and Figure 3: three sizes, two corpora, kappa 2L and 4L, regular, copy-3, copy-5 (sections 3, A)."""
+    """Return Table 1 and Figure 3: three sizes, two corpora, kappa 2L and 4L, regular and copies (sections 3, A)."""
     recipes = []
     for corpus, source in CORPORA.items():
         for size, (layers, heads, width, batch) in {
