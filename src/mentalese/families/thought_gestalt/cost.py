@@ -34,9 +34,7 @@ def layer_flops(config: ThoughtGestaltConfig, sentences: Sentences, ends: bool =
         products += _blocks(config, lengths, range(depth), max(1, min(k, size)), prefix=prefix)
         products += len(lengths) * d * d  # the sentence head
         written = k + 1 < len(steps)
-        products += (
-            lower * len(lengths) * (written * entry + (k == 0) * 2 * d * d)
-        )  # the first step includes the unused slot
+        products += lower * len(lengths) * (written * entry + (k == 0) * 2 * d * d)  # first step: and the unused slot
     if depth < layers and steps:
         lengths = sentences.lengths if ends else sentences.lengths - 1
         slots = max(1, min(len(steps) - 1, size))

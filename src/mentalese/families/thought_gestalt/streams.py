@@ -154,9 +154,8 @@ def _check_markers(ids: Tensor, begins: Tensor, first_position: Tensor, config: 
     raise InputError(f"input_ids[{row}, {column}] is {ids[row, column]}: {why}")
 
 
-_INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(
-    5
-)  # state of a stream before its next token; two states force it
+# The state of a stream before its next token; the last two force this token.
+_INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(5)
 
 
 class SentenceMarkers(LogitsProcessor):
