@@ -134,9 +134,7 @@ class LTMDecoder(LatentThoughtModel[E]):
             slots = slot_positions(after if length == 1 else before, window)
             keys = slots if length == 1 else torch.cat((slots, places), dim=1)
             ago = places[:, :, None] - keys[:, None]
-            first = (
-                torch.arange(keys.shape[1], device=keys.device) == 0
-            )  # padding reads one key, so that no row is empty
+            first = torch.arange(keys.shape[1], device=keys.device) == 0  # padding reads one key: no row is empty
             visible = ((keys[:, None] >= 0) & (ago >= 0) & (ago < window)) | (first & (lengths == 0)[:, None, None])
             visible = visible[:, None]
         past = Past(cache.state, slot_positions(after, window) - before, visible)
