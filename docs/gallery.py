@@ -48,7 +48,7 @@ PANELS = {
 
 
 def text_for(run: str) -> str:
-    """A text from the test split of the run's source."""
+    """Return a text from the test split of the run's source."""
     recipe = saved_recipe(run)
     if recipe is None:
         raise SystemExit(f"{run} contains no recipe: use the folder of a run")
@@ -62,7 +62,7 @@ def text_for(run: str) -> str:
 
 
 def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
-    """Writes a picture of a panel, small enough, with the pointer on an element."""
+    """Write a picture of a panel, small enough, with the pointer on an element."""
     if pointed:
         page.locator(pointed).hover()
     page.wait_for_timeout(300)  # bars move for a fifth of a second
@@ -80,7 +80,7 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
 
 
 def entry(browser: Browser, run: str, other: str | None) -> str:
-    """Writes pictures of a run's panels; returns their section in Markdown."""
+    """Write pictures of a run's panels; return their section in Markdown."""
     html = think_page(load(run), text_for(run), against=load(other) if other else None)
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)

@@ -1,4 +1,4 @@
-"""Lays out the site: python docs/pages.py FOLDER [NOTEBOOKS]
+"""Lay out the site: `python docs/pages.py FOLDER [NOTEBOOKS]`.
 
 Each page of the site is a file of the repository, so that every text has one source; here they get a place and a title,
 and links between files become links between pages. FOLDER gets `pages/` and the `mkdocs.yml` that builds them.
@@ -81,7 +81,7 @@ def navigation() -> dict[str, Any]:
 
 
 def sources(nav: dict[str, Any]) -> Iterator[str]:
-    """The files of all pages, in the order of the navigation."""
+    """Yield the files of all pages, in the order of the navigation."""
     for entry in nav.values():
         if isinstance(entry, dict):
             yield from sources(entry)
@@ -115,7 +115,7 @@ class Layout:
         self.repository, self.about = project["urls"]["Source"], project["description"]
 
     def write(self) -> None:
-        """Writes all pages, the files that they show, and `mkdocs.yml`."""
+        """Write all pages, the files that they show, and `mkdocs.yml`."""
         shutil.rmtree(self.folder, ignore_errors=True)
         for source, where in self.places.items():
             page = self.folder / "pages" / where
@@ -133,7 +133,7 @@ class Layout:
         (self.folder / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
     def page(self, source: str) -> str:
-        """The Markdown of a file's page."""
+        """Return the Markdown of a file's page."""
         if source.endswith(".py"):
             code = (ROOT / source).read_text(encoding="utf-8")
             family = (Path(source).parent / "README.md").as_posix()
@@ -149,7 +149,7 @@ class Layout:
         return outside_code(text, partial(_TARGET.sub, lambda match: self.link(match[1], source)))
 
     def link(self, target: str, source: str) -> str:
-        """A link of a file, as its page has it: to another page, to a copy, or to the repository."""
+        """Return a link of a file, as its page has it: to another page, to a copy, or to the repository."""
         if re.match(r"[a-z]+:|#", target):
             return target
         name, hash_, anchor = target.partition("#")
@@ -176,7 +176,7 @@ class Layout:
 
 
 def outside_code(text: str, change: Any) -> str:
-    """The text with all that is no block of code changed, and numbered items indented as Python-Markdown wants them."""
+    """Return the text, changed outside blocks of code, with numbered items indented as Python-Markdown wants them."""
     text, done, end = _four_spaces(text), [], 0
     for fence in _FENCE.finditer(text):
         done += [change(text[end : fence.start()]), fence[0]]
@@ -195,7 +195,7 @@ def _four_spaces(text: str) -> str:
 
 
 def settings(family: str) -> str:
-    """The reference of the settings of a family's models."""
+    """Return the reference of the settings of a family's models."""
     classes = importlib.import_module(f"mentalese.families.{family}").FAMILY.classes.values()
     names = [config.replace(":", ".") for config, _ in classes]
     if not names:
@@ -207,7 +207,7 @@ def settings(family: str) -> str:
 
 
 def notebook_text(path: Path) -> str:
-    """A notebook as Markdown: its texts, its code, and what the code showed."""
+    """Return a notebook as Markdown: its texts, its code, and what the code showed."""
     parts = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         content = "".join(cell["source"])
@@ -220,7 +220,7 @@ def notebook_text(path: Path) -> str:
 
 
 def _output(output: dict[str, Any]) -> str:
-    """What a cell showed: a page or a picture if there is one, else text."""
+    """Return what a cell showed: a page or a picture if there is one, else text."""
     if output["output_type"] == "stream":
         return "" if output["name"] == "stderr" else _plain("".join(output["text"]))
     data = output.get("data", {})
