@@ -114,7 +114,7 @@ def test_the_loss_of_trl_is_that_of_a_plain_call(name: str, corpus: Path, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("mdlm/tiny", "trainers of causal models do not fit it"), ("thoughtbubbles/tiny", "readout is 'mixture'")],
+    [("mdlm/tiny", "trainers of causal models do not fit"), ("thoughtbubbles/tiny", "readout is 'mixture'")],
 )
 def test_a_model_without_states_that_predict_the_next_token_is_refused(
     name: str, says: str, corpus: Path, tmp_path: Path
