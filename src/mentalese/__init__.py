@@ -78,7 +78,7 @@ _PLACES = {
     "ThoughtTrace": "mentalese.api",
     "TrainStep": "mentalese.training.step",
 }
-"""Names that need torch, and the modules that they are loaded from on first use."""
+"""Names whose modules import models, and the modules that they are loaded from on first use."""
 
 
 def __getattr__(name: str) -> Any:

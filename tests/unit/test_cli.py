@@ -31,6 +31,16 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, Path, bool]]:
     return calls
 
 
+def refusal(arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """Return the message that refuses a command in an empty folder; nothing else is printed or written."""
+    monkeypatch.chdir(folder)
+    assert cli.main(arguments.split()) == 2
+    output = capsys.readouterr()
+    assert not output.out
+    assert not list(folder.iterdir())
+    return output.err
+
+
 def test_a_recipe_runs_as_it_is(trained: list[tuple[Recipe, Path, bool]], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "gpt2/tiny"]) == 0
     assert trained == [(get_recipe("gpt2/tiny"), Path("runs/gpt2-tiny"), False)]
@@ -216,19 +226,20 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "no such file"),
         ("figure thought_gestalt/memory results/run --out a.svg --text b", "contains no model"),
         ("bench no_such_family", "no family is called"),
+        ("eval model --estimators ,", "use one or more names, joined by commas"),
+        ("eval model --tasks perplexity,reversal,perplexity", "name perplexity once"),
+        ("grow base --family coconut --out grown --seed -1", "seed is -1"),
+        ("generate model --prompt a --top-p 1.5", "top_p is 1.5"),
+        ("generate model --prompt a --temperature 0", "temperature is 0"),
     ],
 )
 def test_bad_input_is_one_sentence(
     arguments: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(arguments.split()) == 2
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert shown.err.startswith("mentalese: error: ")
-    assert shown.err.count("\n") == 1
-    assert says in shown.err
-    assert not list(tmp_path.iterdir())
+    message = refusal(arguments, capsys, monkeypatch, tmp_path)
+    assert message.startswith("mentalese: error: ")
+    assert message.count("\n") == 1
+    assert says in message
 
 
 @pytest.mark.parametrize(
@@ -244,11 +255,6 @@ def test_bad_input_is_one_sentence(
         ("compare", "recipes"),
         ("compare gpt2/tiny gpt2/small --match money", "params"),
         ("eval", "MODEL"),
-        ("eval model --estimators ,", "use one or more names, joined by commas"),
-        ("eval model --tasks perplexity,reversal,perplexity", "name perplexity once"),
-        ("grow base --family coconut --out grown --seed -1", "seed is -1"),
-        ("generate model --prompt a --top-p 1.5", "top_p is 1.5"),
-        ("generate model --prompt a --temperature 0", "temperature is 0"),
         ("figure", "NAME"),
         ("figure curves results/run", "--out"),
         ("completion bahs", "bash"),
@@ -259,12 +265,8 @@ def test_bad_input_is_one_sentence(
 def test_tyro_refuses_words_that_are_no_options(
     arguments: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(arguments.split()) == 2
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert says in " ".join(shown.err.replace("│", " ").split())
-    assert not list(tmp_path.iterdir())
+    message = refusal(arguments, capsys, monkeypatch, tmp_path)
+    assert says in " ".join(message.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

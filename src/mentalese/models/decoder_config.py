@@ -42,7 +42,7 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
         raise InputError(f"{where}.model_type is {kind!r}: it has no attention, use one that has (gpt2, llama)")
     if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
-        raise InputError(f"{where}.model_type is {kind!r}: some layers are no attention, use another (gpt2, llama)")
+        raise InputError(f"{where}.model_type is {kind!r}: some layers are not attention, use another (gpt2, llama)")
     encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
     if config.is_encoder_decoder or encoder:
         raise InputError(f"{where}.model_type is {kind!r}: it is not only a decoder, use one that is (gpt2, llama)")
