@@ -92,6 +92,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 clean:
 	rm -rf .venv .venv-oldest .venv-newest runs build dist

@@ -37,6 +37,7 @@ NAV: dict[str, Any] = {
     "Families": {"Overview": "docs/families.md"},  # and a page for each folder of FAMILIES
     "Guides": {
         "Training": "docs/training.md",
+        "What a run is": "docs/runs.md",
         "Evaluation": "docs/evaluation.md",
         "Evaluation protocol": "docs/protocol.md",
         "Compare honestly": "docs/comparing.md",

@@ -171,7 +171,7 @@ def test_the_family_that_contributing_declares_is_one(monkeypatch: pytest.Monkey
 BLOCK_IN_LIST = re.compile(r"^   ```python\n(.*?)^   ```", re.MULTILINE | re.DOTALL)
 
 
-PAGES = ["architecture", "evaluation", "hugging_face", "training"]
+PAGES = ["architecture", "evaluation", "hugging_face", "runs", "training"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in PAGES)])
