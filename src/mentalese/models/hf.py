@@ -24,6 +24,7 @@ from mentalese.models.inputs import check_kept, check_labels, check_mask, check_
 from mentalese.models.lora import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
+from mentalese.nn.blocks import ResidualLinear
 
 logger = logging.get_logger(__name__)
 
@@ -67,13 +68,6 @@ class Limits:
     token_states: str | None = None
     continued_traces: str | None = "pass the whole text in one call"
     loss: str | None = None
-
-
-class ResidualLinear(nn.Linear):
-    """A map whose output is added to the residual stream; its initial weights shrink with the model's depth (GPT-2).
-
-    It has its own class because transformers does not initialise modules that contain only other modules.
-    """
 
 
 E = TypeVar("E")

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
 from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
-from mentalese.models.hf import ResidualLinear
+from mentalese.nn.blocks import ResidualLinear, SwiGLU, merge_heads, rotary_heads
 from mentalese.nn.packing import PackedRows
-from mentalese.nn.rotary import rotate, rotate_first
+from mentalese.nn.ragged import split_heads
+from mentalese.nn.rotary import rotate
 from mentalese.nn.window import window_attention
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, packed: PackedBatch) -> Tensor:
         """Return the attention output [B, N, d]."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = rotate_first(qkv, *packed.rotary)
+        q, k, v = rotary_heads(self.qkv(x), self.heads, packed.rotary)
         past = packed.past
         if past is not None:
             k, v = past.keep(f"k.{self.layer}", k), past.keep(f"v.{self.layer}", v)
@@ -108,7 +108,7 @@ class SelfAttention(nn.Module):
             out = window_attention(q, k, v, self.window, mask=packed.window)
         else:
             out = F.scaled_dot_product_attention(q, k, v, past.visible)
-        return self.out(out.transpose(1, 2).flatten(2))
+        return self.out(merge_heads(out))
 
 
 class CrossAttention(nn.Module):
@@ -123,25 +123,14 @@ class CrossAttention(nn.Module):
 
     def forward(self, x: Tensor, z: Tensor, packed: PackedBatch) -> Tensor:
         """Return the output [B, N, d] for thoughts [B, n, d]; a cache keeps the thoughts of its first call."""
-        q = rotate(self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), *packed.rotary)
+        q = rotate(split_heads(self.query(x), self.heads), *packed.rotary)
         state = {} if packed.past is None else packed.past.state
         names = f"zk.{self.layer}", f"zv.{self.layer}"
         if names[0] not in state:
             k, v = self.key_value(z).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
             state |= dict(zip(names, (rotate(k, *packed.latent_rotary), v)))
         out = F.scaled_dot_product_attention(q, state[names[0]], state[names[1]])
-        return self.out(out.transpose(1, 2).flatten(2))
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, config: LTMConfig) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(config.hidden_size, 2 * config.width, bias=False)
-        self.out = ResidualLinear(config.width, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * up)
+        return self.out(merge_heads(out))
 
 
 class Block(GradientCheckpointingLayer):
@@ -156,7 +145,7 @@ class Block(GradientCheckpointingLayer):
             self.cross_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
             self.cross_attention = CrossAttention(config, layer)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
-        self.mlp = SwiGLU(config)
+        self.mlp = SwiGLU(config.hidden_size, config.width)
 
     def forward(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
@@ -187,13 +176,13 @@ class EncoderBlock(GradientCheckpointingLayer):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.out = ResidualLinear(config.hidden_size, config.hidden_size, bias=False)
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=NORM_EPS)
-        self.mlp = SwiGLU(config)
+        self.mlp = SwiGLU(config.hidden_size, config.width)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], seen: Tensor | None) -> Tensor:
         """Return the states [B, m, d] after the block; `seen` is bool [B, 1, 1, m], `None` for all."""
-        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1))
-        out = F.scaled_dot_product_attention(*rotate_first(qkv.permute(2, 0, 3, 1, 4), *rotary), seen)
-        x = x + self.out(out.transpose(1, 2).flatten(2))
+        q, k, v = rotary_heads(self.qkv(self.attention_norm(x)), self.heads, rotary)
+        out = F.scaled_dot_product_attention(q, k, v, seen)
+        x = x + self.out(merge_heads(out))
         return x + self.mlp(self.mlp_norm(x))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
 from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
-from mentalese.models.hf import ResidualLinear
+from mentalese.nn.blocks import ResidualLinear
 from mentalese.nn.rotary import rotary_table, rotate_first
 
 FREQUENCIES = 256  # sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)

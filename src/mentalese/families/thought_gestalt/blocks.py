@@ -15,7 +15,7 @@ from transformers import GradientCheckpointingLayer
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.plan import Step
 from mentalese.families.thought_gestalt.repeated import Unit, Use, uses_of
-from mentalese.models.hf import ResidualLinear
+from mentalese.nn.blocks import ResidualLinear, gated
 from mentalese.nn.ragged import causal_attention, reading_attention, split_heads
 
 
@@ -76,10 +76,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         up = step.linear("up", self.up, x)
-        if not self.gated:
-            return step.linear("down", self.out, F.gelu(up))
-        gate, up = up.chunk(2, dim=-1)
-        return step.linear("down", self.out, F.silu(gate) * up)
+        return step.linear("down", self.out, gated(up) if self.gated else F.gelu(up))
 
 
 class Block(GradientCheckpointingLayer):

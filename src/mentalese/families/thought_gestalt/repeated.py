@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mentalese.models.hf import ResidualLinear
+from mentalese.nn.blocks import ResidualLinear
 from mentalese.nn.linear import is_plain
 
 

@@ -16,9 +16,9 @@ from transformers import GradientCheckpointingLayer
 
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
-from mentalese.models.hf import ResidualLinear
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
+from mentalese.nn.blocks import ResidualLinear
 from mentalese.nn.controls import controlled
 from mentalese.nn.rotary import rotate_first
 

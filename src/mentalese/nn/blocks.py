@@ -1,0 +1,48 @@
+"""Parts of transformer blocks that families share."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mentalese.nn.rotary import rotate_first
+
+
+class ResidualLinear(nn.Linear):
+    """A map whose output is added to the residual stream; its initial weights shrink with the model's depth (GPT-2).
+
+    It has its own class because transformers does not initialise modules that contain only other modules.
+    """
+
+
+class SwiGLU(nn.Module):
+    """The gated MLP of Llama, without biases (Shazeer, "GLU Variants Improve Transformer")."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(hidden, 2 * width, bias=False)
+        self.out = ResidualLinear(width, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(gated(self.gate_up(x)))
+
+
+def gated(x: Tensor) -> Tensor:
+    """Return silu(gate) * up [.., width] of gate and up [.., 2 width], side by side."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rotary_heads(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys with rotary positions, and values, each [B, heads, N, d_h].
+
+    Args:
+        qkv: [B, N, 3 d].
+        rotary: cosines and sines [1 or B, 1, N, d_h / 2].
+    """
+    return rotate_first(qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4), *rotary)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Reshape [B, heads, N, d_h] to [B, N, d]."""
+    return x.transpose(1, 2).flatten(2)
