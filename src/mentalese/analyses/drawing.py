@@ -15,6 +15,8 @@ from mentalese.files import read_json
 from mentalese.formatting import short_count
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
     from mentalese.data.batch import Batch
     from mentalese.data.split import Split
     from mentalese.models.saved import Saved
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 # Okabe and Ito (2008): distinguishable with any kind of colour vision. Markers repeat the distinction.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+Numbers = dict[str, Any]
+"""Numbers of a figure as JSON has them, by name."""
+Drawing = tuple["Picture", Numbers]
+"""A picture and its numbers."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Figure:
 
     description: str
     takes: str
-    draw: Callable[..., tuple[Any, dict[str, Any]]]
+    draw: Callable[..., Drawing]
     reads_text: bool = False
     reads_source: bool = False
 
@@ -53,7 +59,7 @@ def only_path(paths: Sequence[str], figure: str) -> str:
     return paths[0]
 
 
-def read_result(path: str) -> dict[str, Any]:
+def read_result(path: str) -> Numbers:
     """Return a `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
     if not file.exists():
@@ -64,7 +70,7 @@ def read_result(path: str) -> dict[str, Any]:
     return result
 
 
-def read_run(path: str) -> list[dict[str, Any]]:
+def read_run(path: str) -> list[Numbers]:
     """Return the records of a run's `metrics.jsonl`; the run may still be training."""
     from mentalese.training.tracking import read_metrics
 
@@ -74,7 +80,7 @@ def read_run(path: str) -> list[dict[str, Any]]:
     return read_metrics(file)
 
 
-def best_step(records: list[dict[str, Any]]) -> int:
+def best_step(records: list[Numbers]) -> int:
     """Return the step with the lowest validation perplexity; the last step of a run without validations."""
     validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
     return min(validated)[1] if validated else records[-1]["step"]
@@ -116,7 +122,7 @@ def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> 
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Picture, Any]:
     """Return a matplotlib figure of `width` by `height` inches, and its axes [rows, columns]."""
     from matplotlib.figure import Figure as Canvas
 
@@ -129,7 +135,7 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
-def footnote(picture: Any, text: str) -> None:
+def footnote(picture: Picture, text: str) -> None:
     """Write a line of small grey print below a figure."""
     picture.supxlabel(text, fontsize=8, color="0.4")
 

@@ -7,11 +7,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mentalese.analyses.drawing import (
     COLORS,
+    Drawing,
     Figure,
+    Numbers,
     best_step,
     canvas,
     count_axis,
@@ -27,77 +29,72 @@ from mentalese.errors import InputError
 from mentalese.files import read_json
 from mentalese.formatting import model_names, round_numbers
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH = 44  # characters of a sentence
 COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
 CONDITIONS = {"normal": "--", "reversed": "-"}
+SIZES = {
+    "D": ("training tokens D", "tokens", "data"),
+    "N": ("non-embedding parameters N", "parameters", "parameter"),
+}
 
 
 # -- gates over training (appendix C, Figure 7) ------------------------------------------------------------------------
 
 
-def gates(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def gates(paths: list[str]) -> Drawing:
     """Draw the gate of each cross-attention layer, one panel per run."""
     from matplotlib import colormaps
 
     runs = [_records(path, "memory_gate.") for path in paths]
     clock = "sentence_steps" if all("sentence_steps" in records[0] for records, _ in runs) else "tokens"
     picture, (panels,) = canvas(1, len(paths), 1 + 4.2 * len(paths), 3.6, sharey=True)
-    numbers: dict[str, Any] = {"clock": clock, "runs": []}
+    numbers = []
     for panel, path, label, (records, best) in zip(panels, paths, model_names(paths), runs):
         x = [record[clock] for record in records]
-        names = sorted((name for name in records[0] if name.startswith("memory_gate.")), key=_number)
-        for i, name in enumerate(names):
-            color = colormaps["viridis"](0.9 * i / max(1, len(names) - 1))
-            panel.plot(x, [record[name] for record in records], color=color, label=f"{_number(name)}")
-        at_best = next(record for record in reversed(records) if record["step"] <= best or record is records[0])
-        panel.axvline(at_best[clock], color="0.5", linestyle=":", linewidth=1)
+        layers = {int(name.rpartition(".")[2]): name for name in records[0] if name.startswith("memory_gate.")}
+        series = {layers[layer]: [record[layers[layer]] for record in records] for layer in sorted(layers)}
+        for i, (layer, values) in enumerate(zip(sorted(layers), series.values())):
+            color = colormaps["viridis"](0.9 * i / max(1, len(layers) - 1))
+            panel.plot(x, values, color=color, label=str(layer))
+        panel.axvline(x[best], color="0.5", linestyle=":", linewidth=1)
         panel.set_title(label)
         count_axis(panel.xaxis, clock.replace("_", " "))
-        numbers["runs"].append(
-            {
-                "path": path,
-                "best": at_best[clock],
-                "gates_at_best": {name: at_best[name] for name in names},
-                clock: x,
-                "gates": {name: [record[name] for record in records] for name in names},
-            }
-        )
+        at_best = {name: values[best] for name, values in series.items()}
+        numbers.append({"path": path, "best": x[best], "gates_at_best": at_best, clock: x, "gates": series})
     panels[0].set_ylabel("memory gate")
     handles, names = panels[0].get_legend_handles_labels()
     panels[-1].legend(
         handles[::-1], names[::-1], title="layer\n(from 0)", loc="center left", bbox_to_anchor=(1.01, 0.5)
     )
     footnote(picture, "dotted: best validation")
-    return picture, numbers
+    return picture, {"clock": clock, "runs": numbers}
 
 
-def _records(path: str, prefix: str) -> tuple[list[dict[str, Any]], int]:
-    """Return a run's records that contain numbers of this kind, and its best step."""
+def _records(path: str, prefix: str) -> tuple[list[Numbers], int]:
+    """Return a run's records that contain numbers of this kind, and the index of the last one up to its best step."""
     records = read_run(path)
     matches = [record for record in records if any(name.startswith(prefix) for name in record)]
     if not matches:
         raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: use a run of a model that has them")
-    return matches, best_step(records)
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition(".")[2])
+    best = best_step(records)
+    return matches, max(sum(record["step"] <= best for record in matches) - 1, 0)
 
 
 # -- where the gradient goes (appendix D, Figure 8) --------------------------------------------------------------------
 
 
-def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def gradient_share(paths: list[str]) -> Drawing:
     """Draw shares of the gradient's norm by component: the mean until the best validation, and over training."""
-    runs = [_records(path, "gradient_share.") for path in paths]
-    names = model_names(paths)
     picture, panels = canvas(2, len(paths), 1 + 4.2 * len(paths), 5, sharey="row", height_ratios=(1, 2))
-    numbers: dict[str, Any] = {"runs": []}
-    for column, (path, label, (records, best)) in enumerate(zip(paths, names, runs)):
-        bar, lines = panels[:, column]
+    numbers = []
+    for (bar, lines), path, label in zip(panels.T, paths, model_names(paths)):
+        records, best = _records(path, "gradient_share.")
         tokens = [record["tokens"] for record in records]
-        upto = [record for record in records if record["step"] <= best] or records[:1]
         series = {name: [record[f"gradient_share.{name}"] for record in records] for name in COMPONENTS}
-        mean = {name: fmean(record[f"gradient_share.{name}"] for record in upto) for name in COMPONENTS}
+        mean = {name: fmean(values[: best + 1]) for name, values in series.items()}
         left = 0.0
         for color, (name, title) in zip(COLORS, COMPONENTS.items()):
             bar.barh(0, mean[name], left=left, color=color, edgecolor="white", height=0.5)
@@ -110,21 +107,21 @@ def gradient_share(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         bar.set_xlabel("mean share up to the best validation", fontsize=8)
         percent_axis(bar.xaxis)
         bar.grid(visible=False)
-        lines.axvline(upto[-1]["tokens"], color="0.5", linestyle=":", linewidth=1)
+        lines.axvline(tokens[best], color="0.5", linestyle=":", linewidth=1)
         lines.set_ylim(0, 1)
         percent_axis(lines.yaxis)
         count_axis(lines.xaxis, "training tokens")
-        numbers["runs"].append({"path": path, "mean_share": mean, "tokens": tokens, "share": series})
+        numbers.append({"path": path, "mean_share": mean, "tokens": tokens, "share": series})
     panels[1, 0].set_ylabel("share of the gradient's norm,\nmean over layers")
     handles, titles = panels[1, 0].get_legend_handles_labels()
     picture.legend(handles, titles, loc="outside lower center", ncols=3)
-    return picture, numbers
+    return picture, {"runs": numbers}
 
 
 # -- power laws (section 3.2, Figure 2) --------------------------------------------------------------------------------
 
 
-def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def scaling(paths: list[str]) -> Drawing:
     """Draw test loss by training tokens or parameters, whichever varies, with fitted laws and multipliers."""
     from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -138,15 +135,14 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     picture, ((left, right),) = canvas(1, 2, 9.5, 3.8, width_ratios=(1.3, 1))
-    numbers: dict[str, Any] = {"axis": axis, "reference": reference, "models": {}}
-    everywhere = sorted({p["x"] for points in models.values() for p in points})
+    numbers = {}
     for i, (name, points) in enumerate(models.items()):
         law, style = laws[name], line_style(i)
         x = sorted({p["x"] for p in points})
-        fitted = rf"$\alpha$ = {law.exponent:.3f}{_plus_minus(law.exponent, law.exponent_interval)}"
-        left.plot(
-            [p["x"] for p in points], [p["loss"] for p in points], linestyle="", label=f"{name}, {fitted}", **style
-        )
+        label = rf"{name}, $\alpha$ = {law.exponent:.3f}"
+        if law.exponent_interval is not None:
+            label += f" ± {law.exponent_interval[1] - law.exponent:.3f}"
+        left.plot([p["x"] for p in points], [p["loss"] for p in points], linestyle="", label=label, **style)
         ends = [x[0] / 1.1, x[-1] * 1.1]
         left.plot(ends, [law.loss(end) for end in ends], color=style["color"], linestyle="--", linewidth=1)
         worth = [multiplier(size, law, laws[reference]) for size in x] if name != reference else []
@@ -156,59 +152,58 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             if bounds:
                 right.fill_between(x, *zip(*bounds), color=style["color"], alpha=0.15, linewidth=0)
         achieved = [{"x": p["x"], "value": laws[reference].inverse(p["loss"]) / p["x"]} for p in points]
-        numbers["models"][name] = {
+        numbers[name] = {
             "points": points,
             "law": asdict(law),
             "multipliers": [asdict(m) for m in worth],
             "of_achieved_losses": achieved if worth else [],
         }
-    size = "training tokens D" if axis == "D" else "non-embedding parameters N"
+    size, noun, adjective = SIZES[axis]
     left.set(xscale="log", yscale="log", title="test loss and its power law", ylabel="nats per token")
     left.yaxis.set_major_locator(MaxNLocator(6))
     left.yaxis.set_minor_locator(NullLocator())
     left.yaxis.set_major_formatter("{x:g}")
     right.axhline(1, color="0.5", linewidth=1)
-    right.set(xscale="log", title=f"times the {'tokens' if axis == 'D' else 'parameters'} that the baseline needs")
-    right.set_ylabel(f"effective {'data' if axis == 'D' else 'parameter'} multiplier")
-    for axes in (left, right):
-        count_axis(axes.xaxis, size)
-        ticks_at(axes.xaxis, everywhere)
-        axes.legend()
-    return picture, numbers
+    right.set(xscale="log", title=f"times the {noun} that the baseline needs")
+    right.set_ylabel(f"effective {adjective} multiplier")
+    for panel in (left, right):
+        count_axis(panel.xaxis, size)
+        ticks_at(panel.xaxis, [p["x"] for points in models.values() for p in points])
+        panel.legend()
+    return picture, {"axis": axis, "reference": reference, "models": numbers}
 
 
-def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]:
+def _sizes(paths: list[str]) -> tuple[str, dict[str, list[Numbers]], str]:
     """Return the one of D and N that varies, points by model (the prefix of a recipe), and the reference model."""
-    models: dict[str, list[dict[str, Any]]] = {}
+    models: dict[str, list[Numbers]] = {}
     baselines = set()
     for path in paths:
         result = read_result(path)
-        config = result["config"]
-        if config.get("baseline"):
-            baselines.add(config["baseline"].partition("/")[0])
-        models.setdefault(result["recipe"].partition("/")[0], []).append(
-            {
-                "path": path,
-                "D": config["data"]["train_tokens"] or result.get("train_tokens"),
-                "N": result["parameters"]["non_embedding"],
-                "loss": result["test"]["nll"],
-                "perplexity": result["test"]["perplexity"],
-                "text": result["data_hash"],
-                "scored": [result["test"].get("tokens"), result["test"].get("bytes")],
-            }
-        )
-    varying = [axis for axis in ("D", "N") if any(len({p[axis] for p in points}) > 1 for points in models.values())]
+        config, test = result["config"], result["test"]
+        baselines.add((config.get("baseline") or "").partition("/")[0])
+        point = {
+            "path": path,
+            "D": config["data"]["train_tokens"] or result.get("train_tokens"),
+            "N": result["parameters"]["non_embedding"],
+            "loss": test["nll"],
+            "perplexity": test["perplexity"],
+            "text": result["data_hash"],
+            "scored": [test.get("tokens"), test.get("bytes")],
+        }
+        models.setdefault(result["recipe"].partition("/")[0], []).append(point)
+    varying = [axis for axis in SIZES if any(len({p[axis] for p in points}) > 1 for points in models.values())]
     if len(varying) != 1:
         what = "both training tokens and parameters vary" if varying else "all sizes are the same"
         raise InputError(f"{what} among the runs of a model: use runs that differ in one of the two")
     (axis,) = varying
     every = [point for points in models.values() for point in points]
-    if axis == "D" and any(point["D"] is None for point in every):
-        path = next(point["path"] for point in every if point["D"] is None)
-        raise InputError(f"{path} does not say how many tokens its text has: use runs with data.train_tokens")
-    if axis == "N" and len({point["text"] for point in every}) > 1:
-        raise InputError("the runs differ in parameters and were trained on different texts: use runs on one text")
     for point in every:
+        if point[axis] is None:
+            raise InputError(
+                f"{point['path']} does not say how many tokens its text has: use runs with data.train_tokens"
+            )
+        if axis == "N" and point["text"] != every[0]["text"]:
+            raise InputError("the runs differ in parameters and were trained on different texts: use runs on one text")
         if point["scored"] != every[0]["scored"]:
             raise InputError(
                 f"{every[0]['path']} and {point['path']} were tested on different tokens: their nats per token have no "
@@ -218,19 +213,28 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[dict[str, Any]]], str]
     return axis, models, next((name for name in models if name in baselines), next(iter(models)))
 
 
-def _plus_minus(value: float, interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ± {interval[1] - value:.3f}"
-
-
 # -- the father-son probe (section 3.4, Figure 5) ----------------------------------------------------------------------
 
 
-def reversal(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+Point = tuple[int | None, int | None, str]
+"""Step, training tokens and path of a model."""
+
+
+def reversal(paths: list[str]) -> Drawing:
     """Draw the probe over checkpoints of runs and their best models; other models are horizontal lines."""
-    return _drawn([_probed(path, label) for path, label in zip(paths, model_names(paths))], "training tokens")
+    models = []
+    for path, label in zip(paths, model_names(paths)):
+        folders = {int(folder.name.removeprefix("step-")): folder for folder in Path(path).glob("checkpoints/step-*")}
+        tokens_at = {record["step"]: record["tokens"] for record in read_run(path)} if folders else {}
+        about = Path(path) / "model" / "mentalese.json"
+        if folders and about.is_file():  # the best model's checkpoint may be deleted
+            folders.setdefault(read_json(about)["step"], about.parent)
+        points: list[Point] = [(step, tokens_at[step], str(folder)) for step, folder in sorted(folders.items())]
+        models.append(_probed(path, label, points or [(None, None, path)]))
+    return _drawn(models, "training tokens")
 
 
-def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def reversal_by_size(paths: list[str]) -> Drawing:
     """Return the probe of the best models of finished runs, over the size of their training text (Figure 5).
 
     A model that is not a run, such as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
@@ -241,38 +245,52 @@ def reversal_by_size(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     axis, models, _ = _sizes(runs)
     if axis != "D":
         raise InputError("the runs of a model differ in parameters: use runs that differ in data.train_tokens")
-    probed = [
-        _with_trends(name, name, [_point(p["path"], name, None, p["D"]) for p in sorted(points, key=lambda p: p["D"])])
-        for name, points in models.items()
-    ]
+    probed = []
+    for name, points in models.items():
+        points.sort(key=lambda point: point["D"])
+        probed.append(_probed(name, name, [(None, point["D"], point["path"]) for point in points]))
     others = [path for path in paths if path not in runs]
-    probed += [
-        _with_trends(path, name, [_point(path, name, None, None)]) for path, name in zip(others, model_names(others))
-    ]
+    probed += [_probed(path, name, [(None, None, path)]) for path, name in zip(others, model_names(others))]
     return _drawn(probed, "training text, tokens")
 
 
-def _drawn(models: list[dict[str, Any]], axis: str) -> tuple[Any, dict[str, Any]]:
+def _probed(path: str, label: str, models: list[Point]) -> Numbers:
+    """Return the probe of models.
+
+    With several numbers of tokens, `trends` has the slopes of the targets' nats.
+    """
+    from mentalese.evaluation.reversal import QUERIES, run, trend
+    from mentalese.models.saved import load
+
+    points: list[Numbers] = []
+    for step, tokens, place in models:
+        at = f" at {tokens:,} tokens" if tokens else ""
+        print(f"probing {label}{at}", file=sys.stderr, flush=True)
+        points.append({"step": step, "tokens": tokens} | run(load(place)))
+    trends, sizes = {}, [point["tokens"] for point in points]
+    if len(set(sizes)) > 1:
+        for condition in QUERIES:
+            slope, start = trend(sizes, [point[condition]["target_nll"]["mean"] for point in points])
+            trends[condition] = {"slope": slope, "at_one_token": start}
+    return {"path": path, "label": label, "trends": trends, "points": points}
+
+
+def _drawn(models: list[Numbers], axis: str) -> Drawing:
     """Draw three panels of all models and one panel per model, over the `tokens` of their points."""
     columns = max(3, len(models))
     picture, (above, below) = canvas(2, columns, 1 + 3.6 * columns, 7)
-    for i, model in enumerate(models):
-        style = line_style(i)
-        for panel, figure in zip(above, ("target_nll", "margin", "error_rate")):
-            for condition, line in CONDITIONS.items():
+    for i, (model, panel) in enumerate(zip(models, below)):
+        for condition, line in CONDITIONS.items():
+            for overview, figure in zip(above, ("target_nll", "margin", "error_rate")):
                 label = model["label"] if condition == "reversed" else None
-                _series(panel, model, condition, figure, label, band=True, linestyle=line, **style)
-        panel = below[i]
-        for color, marker, (figure, name) in zip(
-            (COLORS[2], COLORS[1]), "os", {"target_nll": "target", "distractor_nll": "distractor"}.items()
-        ):
-            for condition, line in CONDITIONS.items():
+                _series(overview, model, condition, figure, label, band=True, linestyle=line, **line_style(i))
+            for color, marker, name in ((COLORS[2], "o", "target"), (COLORS[1], "s", "distractor")):
                 label = f"{name}, {condition}"
-                _series(panel, model, condition, figure, label, linestyle=line, color=color, marker=marker)
+                _series(panel, model, condition, f"{name}_nll", label, linestyle=line, color=color, marker=marker)
         panel.set(title=model["label"], ylabel="nats")
         panel.legend(fontsize=8)
-    for panel in below[1 : len(models)]:
-        panel.sharey(below[0])
+        if i:
+            panel.sharey(below[0])
     above[0].set(title="target NLL: reversed (solid), normal (dashed)", ylabel="nats")
     above[1].set(title="margin: distractor minus target", ylabel="nats")
     above[1].axhline(0, color="0.5", linewidth=1)
@@ -280,89 +298,46 @@ def _drawn(models: list[dict[str, Any]], axis: str) -> tuple[Any, dict[str, Any]
     percent_axis(above[2].yaxis)
     above[2].axhline(0.5, color="0.5", linewidth=1)
     above[0].legend(fontsize=8)
-    every = [point["tokens"] for model in models for point in model["points"] if point["tokens"]]
-    for panel in [*above[:3], *below[: len(models)]]:
-        if every:
-            panel.set(xscale="log", xlim=(min(every) / 1.15, max(every) * 1.15))
-            count_axis(panel.xaxis, axis)
-            ticks_at(panel.xaxis, round_numbers(min(every), max(every)) or [min(every), max(every)])
-    note = "dotted: least squares, slope in nats per factor of ten in tokens; bands: 95% over names"
-    footnote(picture, note)
+    sizes = [point["tokens"] for model in models for point in model["points"] if point["tokens"]]
+    for panel in [*above[:3], *below[: len(models)]] if sizes else ():
+        panel.set(xscale="log", xlim=(min(sizes) / 1.15, max(sizes) * 1.15))
+        count_axis(panel.xaxis, axis)
+        ticks_at(panel.xaxis, round_numbers(min(sizes), max(sizes)) or [min(sizes), max(sizes)])
+    footnote(picture, "dotted: least squares, slope in nats per factor of ten in tokens; bands: 95% over names")
     for panel in [*above[3:], *below[len(models) :]]:
         panel.set_axis_off()
     return picture, {"models": models}
 
 
 def _series(
-    panel: Any,
-    model: dict[str, Any],
-    condition: str,
-    figure: str,
-    label: str | None,
-    *,
-    band: bool = False,
-    **style: Any,
+    panel: Axes, model: Numbers, condition: str, figure: str, label: str | None, *, band: bool = False, **style: Any
 ) -> None:
     """Draw one condition over checkpoints, its trend as a thin line, and its interval as a band."""
-    points, tokens = model["points"], [point["tokens"] for point in model["points"]]
-    means, intervals = zip(
-        *((point[condition][figure]["mean"], point[condition][figure]["interval"]) for point in points)
-    )
+    tokens = [point["tokens"] for point in model["points"]]
+    values = [point[condition][figure] for point in model["points"]]
+    means, intervals = [value["mean"] for value in values], [value["interval"] for value in values]
+    color = style["color"]
     if tokens == [None]:
-        panel.axhline(means[0], label=label, color=style["color"], linestyle=style["linestyle"])
+        panel.axhline(means[0], label=label, color=color, linestyle=style["linestyle"])
         return
-    style |= {"markerfacecolor": style["color"] if condition == "reversed" else "white", "markersize": 4}
+    style |= {"markerfacecolor": color if condition == "reversed" else "white", "markersize": 4}
     trend = model["trends"].get(condition) if figure == "target_nll" else None
     if trend is not None and label is not None:
         label += f", slope {trend['slope']:+.2f}".replace("-", "−")
     panel.plot(tokens, means, label=label, linewidth=1, **style)
     if band and all(intervals):
-        panel.fill_between(tokens, *zip(*intervals), color=style["color"], alpha=0.12, linewidth=0)
+        low, high = zip(*intervals)
+        panel.fill_between(tokens, low, high, color=color, alpha=0.12, linewidth=0)
     if trend is not None:
         ends = [tokens[0], tokens[-1]]
         line = [trend["at_one_token"] + trend["slope"] * math.log10(end) for end in ends]
-        panel.plot(ends, line, color=style["color"], linestyle=":", linewidth=1)
-
-
-def _probed(path: str, label: str) -> dict[str, Any]:
-    """Return the probe of a run at each of its checkpoints and of its best model, or of a saved model."""
-    checkpoints = {int(folder.name.removeprefix("step-")): folder for folder in Path(path).glob("checkpoints/step-*")}
-    if not checkpoints:
-        return _with_trends(path, label, [_point(path, label, None, None)])
-    tokens_at = {record["step"]: record["tokens"] for record in read_run(path)}
-    about = Path(path) / "model" / "mentalese.json"
-    if about.is_file():  # the best model's checkpoint may be deleted
-        checkpoints.setdefault(read_json(about)["step"], about.parent)
-    points = [_point(str(folder), label, step, tokens_at[step]) for step, folder in sorted(checkpoints.items())]
-    return _with_trends(path, label, points)
-
-
-def _point(path: str, label: str, step: int | None, tokens: int | None) -> dict[str, Any]:
-    from mentalese.evaluation.reversal import run
-    from mentalese.models.saved import load
-
-    at = f" at {tokens:,} tokens" if tokens else ""
-    print(f"probing {label}{at}", file=sys.stderr, flush=True)
-    return {"step": step, "tokens": tokens} | run(load(path))
-
-
-def _with_trends(path: str, label: str, points: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a model of the figure with trends of the targets' nats, if points have several numbers of tokens."""
-    from mentalese.evaluation.reversal import QUERIES, trend
-
-    trends = {}
-    tokens: list[Any] = [point["tokens"] for point in points]
-    if len(set(tokens)) > 1:
-        for condition in QUERIES:
-            slope, start = trend(tokens, [point[condition]["target_nll"]["mean"] for point in points])
-            trends[condition] = {"slope": slope, "at_one_token": start}
-    return {"path": path, "label": label, "trends": trends, "points": points}
+        panel.plot(ends, line, color=color, linestyle=":", linewidth=1)
 
 
 # -- who reads whom ----------------------------------------------------------------------------------------------------
 
 
-def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+def memory(paths: list[str], text: str) -> Drawing:
     """Draw the attention of each sentence of a text to earlier sentences in memory, and the gates by layer.
 
     Weights are means over a sentence's tokens, heads and cross-attention layers.
@@ -393,7 +368,8 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
         dark = abs(math.log2(ratio[i, j])) > 1.3
         weight = f"{100 * links[i, j]:.0f}"
         heat.text(j, i, weight, ha="center", va="center", fontsize=7, color="white" if dark else "0.2")
-    heat.set_yticks(range(count), [f"{_shortened(sentence)}  {i + 1}" for i, sentence in enumerate(sentences)])
+    names = [sentence if len(sentence) <= WIDTH else f"{sentence[: WIDTH - 1]}…" for sentence in sentences]
+    heat.set_yticks(range(count), [f"{name}  {i}" for i, name in enumerate(names, 1)])
     heat.set_xticks(range(count), [str(i + 1) for i in range(count)])
     heat.set(xlabel="sentence in memory", title="attention to each sentence, %")
     heat.grid(visible=False)
@@ -408,10 +384,6 @@ def memory(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
         "attention": links.tolist(),
         "gates": {str(layer): gate for layer, gate in zip(layers, gates)},
     }
-
-
-def _shortened(text: str, length: int = 44) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 FIGURES = {
