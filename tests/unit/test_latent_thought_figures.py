@@ -299,8 +299,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
     refused("steps", run, saved(tmp_path / "smaller", smaller), says="another text, tokenizer or length")
     other = get_recipe("gpt2/tiny")
     other = dataclasses.replace(other, data=recipe.data, layout=recipe.layout)
-    with pytest.raises(InputError, match="is a gpt2 model: use a Latent Thought Model"):
-        figures._open([str(saved(tmp_path / "gpt2", other))])
+    refused("steps", saved(tmp_path / "gpt2", other), says="is a gpt2 model: use a Latent Thought Model")
 
 
 def test_one_set_of_thoughts_for_all_layers_has_one_kl(recipe: Recipe, tmp_path: Path) -> None:

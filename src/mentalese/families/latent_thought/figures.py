@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from mentalese.analyses.drawing import (
     COLORS,
     MARKERS,
+    Drawing,
     Figure,
+    Numbers,
     band,
     batches,
     canvas,
@@ -35,9 +36,12 @@ from mentalese.errors import InputError
 from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
     from torch import Tensor
 
     from mentalese.data.batch import Batch
+    from mentalese.families.latent_thought.model import LTMForCausalLM
     from mentalese.models.saved import Saved
 
 SEQUENCES = 200  # rows to reconstruct (appendix B)
@@ -50,41 +54,33 @@ WIDTH = 100  # characters of a line
 # -- a model with thoughts, and its validation split -------------------------------------------------------------------
 
 
-def _open(paths: Sequence[str]) -> list[Saved]:
-    """Return Latent Thought Models, or decoders without thoughts, that read rows of the length used in training."""
+def _open(path: str) -> tuple[Saved, LTMForCausalLM]:
+    """Return a Latent Thought Model, or a decoder without thoughts, that reads rows of the length used in training."""
     from mentalese.models.saved import load
 
-    models = []
-    for path in paths:
-        saved = load(path)
-        config = saved.model.config
-        if config.model_type != "ltm":
-            raise InputError(f"{path} is a {config.model_type} model: use a Latent Thought Model")
-        models.append(in_rows(saved, config.max_position_embeddings))
-    return models
+    saved = load(path)
+    config = saved.model.config
+    if config.model_type != "ltm":
+        raise InputError(f"{path} is a {config.model_type} model: use a Latent Thought Model")
+    saved = in_rows(saved, config.max_position_embeddings)
+    return saved, cast("LTMForCausalLM", saved.model)
 
 
-def _one(paths: Sequence[str], name: str, *, layered: bool = False) -> tuple[Saved, str]:
+def _one(paths: list[str], name: str, *, layered: bool = False) -> tuple[Saved, LTMForCausalLM, str]:
     """Return the only model, which must have thoughts, and its name; `layered`: with thoughts for each layer."""
     path = only_path(paths, f"latent_thought/{name}")
-    (saved,), (label,) = _open([path]), model_names([path])
-    if not saved.model.config.num_latents:
+    saved, model = _open(path)
+    if not model.config.num_latents:
         raise InputError(f"{path} has no thoughts (num_latents is 0): use a model with thoughts")
-    if layered and saved.model.config.shared_latents:
+    if layered and model.config.shared_latents:
         raise InputError(
             f"{path} has one set of thoughts for all layers (shared_latents is True): use a model whose layers have "
             "their own"
         )
-    return saved, label
+    return saved, model, model_names([path])[0]
 
 
-def _takes_steps(saved: Saved) -> bool:
-    """Return True if thoughts are inferred by fast steps, not by an encoder."""
-    config = saved.model.config
-    return config.num_latents > 0 and config.scoring == "variational"
-
-
-def _about(saved: Saved, label: str) -> dict[str, Any]:
+def _about(saved: Saved, label: str) -> Numbers:
     fields = ("num_hidden_layers", "num_latents", "fast_steps", "fast_learning_rate", "fast_schedule")
     return {"path": saved.path, "label": label} | {name: getattr(saved.model.config, name) for name in fields}
 
@@ -92,7 +88,7 @@ def _about(saved: Saved, label: str) -> dict[str, Any]:
 # -- progressive reconstruction (appendix B, Figures 10 and 11) --------------------------------------------------------
 
 
-def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
+def _reconstruct(model: LTMForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return free-running and teacher-forced tokens [layers + 1, B, N] from the thoughts of the first 0, 1 .. layers.
 
     Thoughts are the posterior means; the thoughts of the other layers are the prior mean, zero. Free-running generates
@@ -105,51 +101,44 @@ def _reconstruct(saved: Saved, batch: Batch) -> tuple[Tensor, Tensor]:
 
     from mentalese.families.latent_thought.inference import infer
 
-    model: Any = saved.model
-    ids = batch["input_ids"]
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
     z = model.first_thoughts(infer(model, batch, inference=model.config.scoring).mu)
     with torch.no_grad():
-        forced = torch.stack(
-            [model(ids, batch.get("attention_mask"), z=thoughts, use_cache=False).logits.argmax(-1) for thoughts in z]
-        )
+        forced = torch.stack([model(ids, mask, z=some, use_cache=False).logits.argmax(-1) for some in z])
     free = model.continue_greedily(ids[:, :1].repeat(len(z), 1), z.flatten(0, 1), ids.shape[1])
-    free = free.view(len(z), *ids.shape)
-    return free, torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
+    return free.view_as(forced), torch.cat((ids[None, :, :1].expand(len(z), -1, -1), forced[..., :-1]), dim=-1)
 
 
-def reconstruction(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def reconstruction(paths: list[str]) -> Drawing:
     """Draw the share of a text's tokens that the thoughts of only the first layers reconstruct at their positions."""
     import torch
 
-    saved, label = _one(paths, "reconstruction", layered=True)
+    saved, model, label = _one(paths, "reconstruction", layered=True)
     shares: dict[str, list[Tensor]] = {"free-running": [], "teacher-forced": []}
     for batch in batches(saved, saved.split("validation"), f"Reconstructing with {label}", SEQUENCES):
         counted = torch.nn.functional.pad(batch["labels"][:, 1:] != -100, (1, 0))
-        for values, predicted in zip(shares.values(), _reconstruct(saved, batch)):
+        for values, predicted in zip(shares.values(), _reconstruct(model, batch)):
             right = (predicted == batch["input_ids"]) & counted
             values.append((right.sum(-1) / counted.sum(-1)).cpu())
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
-    numbers: dict[str, Any] = _about(saved, label) | {"split": "validation", "accuracy": {}}
-    model: Any = saved.model
-    layers = range(model.thought_layers + 1)
+    accuracy, layers = {}, range(model.thought_layers + 1)
     for i, (name, parts) in enumerate(shares.items()):
         share = torch.cat(parts, dim=1).double().numpy()
         mean, (low, median, high) = share.mean(1), np.quantile(share, (0.25, 0.5, 0.75), axis=1)
         panel.plot(layers, mean, color=COLORS[i], marker=MARKERS[i], label=name)
         panel.fill_between(layers, low, high, color=COLORS[i], alpha=0.15, linewidth=0)
-        summary = {"mean": mean, "quartiles": np.stack((low, median, high)), "each": share}
-        numbers["accuracy"][name] = {key: value.tolist() for key, value in summary.items()}
-        numbers["sequences"] = share.shape[1]
+        quartiles = np.stack((low, median, high))
+        accuracy[name] = {"mean": mean.tolist(), "quartiles": quartiles.tolist(), "each": share.tolist()}
+    sequences = share.shape[1]
     panel.set(title=f"progressive reconstruction, {label}", ylim=(0, None), xticks=layers)
     panel.set(xlabel="layers whose thoughts are kept, from the first", ylabel="tokens right")
     percent_axis(panel.yaxis)
     panel.legend()
-    note = f"{numbers['sequences']} validation sequences, greedy; bands: quartiles; other layers: the prior mean"
-    footnote(picture, note)
-    return picture, numbers
+    footnote(picture, f"{sequences} validation sequences, greedy; bands: quartiles; other layers: the prior mean")
+    return picture, _about(saved, label) | {"split": "validation", "accuracy": accuracy, "sequences": sequences}
 
 
-def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+def words(paths: list[str], text: str) -> Drawing:
     """Draw the words of a text that the thoughts of only the first layers reconstruct, free-running; others are dots.
 
     White space separates words. A word is correct if all its tokens are correct and at their positions.
@@ -157,35 +146,37 @@ def words(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     from mentalese.data.batch import to_device
     from mentalese.data.tokenizers import corpus_encoder
 
-    saved, label = _one(paths, "words", layered=True)
+    saved, model, label = _one(paths, "words", layered=True)
     batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)
     ids, length = batch["input_ids"], saved.evaluation.context_length or 0
     if ids.shape[1] > length:
         raise InputError(f"the text has {ids.shape[1]} tokens with its start, and the model reads {length}: shorten it")
-    free, _ = _reconstruct(saved, to_device(batch | {"labels": ids}, saved.device))
+    free, _ = _reconstruct(model, to_device(batch | {"labels": ids}, saved.device))
     right = (free.cpu() == ids)[1:, 0, 1:].numpy()
     spans = corpus_encoder(saved.tokenizer).encode(text, add_special_tokens=False).offsets
     places = [match.span() for match in re.finditer(r"\S+", text)]
     inside = np.array([[a < end and b > start for a, b in spans] for start, end in places])
     whole = (right[:, None] | ~inside).all(2)
-    every = [text[start:end] for start, end in places]
     numbers = _about(saved, label) | {
         "text": text,
-        "words": every,
+        "words": [text[start:end] for start, end in places],
         "right": whole.tolist(),
         "words_right": whole.mean(1).tolist(),
         "tokens_right": right.mean(1).tolist(),
     }
-    return _draw_words(label, every, whole, right.mean(1)), numbers
+    return _draw_words(numbers), numbers
 
 
-def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndarray) -> Any:
+def _draw_words(numbers: Numbers) -> Picture:
     """Draw the reconstruction by number of layers and the text itself, with aligned words; wrong words are dots."""
+    every, right = numbers["words"], numbers["right"]
     rows = [
-        (f"thoughts of {i} of {len(right)} layers", f"{correct.mean():.0%} of words, {share:.0%} of tokens", correct)
-        for i, (correct, share) in enumerate(zip(right, tokens), 1)
+        (f"thoughts of {i} of {len(right)} layers", f"{words:.0%} of words, {tokens:.0%} of tokens", correct)
+        for i, words, tokens, correct in zip(
+            range(1, len(right) + 1), numbers["words_right"], numbers["tokens_right"], right
+        )
     ]
-    rows.append(("the text", "", np.ones(len(every), dtype=bool)))
+    rows.append(("the text", "", [True] * len(every)))
     lines = textwrap.wrap(" ".join(every), WIDTH, break_on_hyphens=False, break_long_words=False)
     ends = np.cumsum([len(line.split()) for line in lines]).tolist()
     picture, panels = canvas(len(rows), 1, 0.3 + 0.067 * WIDTH, 0.4 + len(rows) * (0.33 + 0.137 * len(lines)))
@@ -194,24 +185,23 @@ def _draw_words(label: str, every: list[str], right: np.ndarray, tokens: np.ndar
         panel.set_title(name, fontsize=9, fontweight="bold")
         panel.set_title(share, fontsize=8, color="0.4", loc="right")
         # Two texts on top of each other in a monospaced font give two colours in a line with aligned words.
-        dotted = ["·" * len(word) for word in every]
-        for color, layer, visible in (("black", every, correct), ("0.65", dotted, ~correct)):
-            parts = [word if show else " " * len(word) for word, show in zip(layer, visible)]
+        black = [word if good else " " * len(word) for word, good in zip(every, correct)]
+        gray = [" " * len(word) if good else "·" * len(word) for word, good in zip(every, correct)]
+        for color, parts in (("black", black), ("0.65", gray)):
             cut = "\n".join(" ".join(parts[a:b]) for a, b in zip([0, *ends], ends))
             panel.text(
                 0, 1, cut, transform=panel.transAxes, va="top", family="monospace", fontsize=8, color=color,
                 parse_math=False, in_layout=False,
             )  # fmt: skip
-    picture.suptitle(
-        f"words reconstructed from the thoughts of the first layers, {label}", fontsize=10, x=0.01, ha="left"
-    )
+    title = f"words reconstructed from the thoughts of the first layers, {numbers['label']}"
+    picture.suptitle(title, fontsize=10, x=0.01, ha="left")
     return picture
 
 
 # -- fast steps (Figures 1 and 4) --------------------------------------------------------------------------------------
 
 
-def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def inference(paths: list[str]) -> Drawing:
     """Draw the bound and its parts over `BEYOND` times T_fast steps, in nats per token, and the final KL by layer.
 
     A schedule that is not constant extends over all steps, so its first T_fast steps differ from training.
@@ -221,13 +211,12 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     from mentalese.families.latent_thought.inference import infer
     from mentalese.nn.loss import IGNORED
 
-    saved, label = _one(paths, "inference")
-    if not _takes_steps(saved):
+    saved, model, label = _one(paths, "inference")
+    config = model.config
+    if config.scoring != "variational":
         raise InputError(f"{saved.path} has an encoder and takes no fast steps: use a model without an encoder")
-    model: Any = saved.model
-    trained = model.config.fast_steps
     curves: dict[str, list[Tensor]] = {"NLL + KL": [], "NLL": [], "KL": []}
-    layers: dict[int, list[Tensor]] = {trained: [], BEYOND * trained: []}
+    layers: dict[int, list[Tensor]] = {config.fast_steps: [], BEYOND * config.fast_steps: []}
     for batch in batches(saved, saved.split("validation"), f"Inferring thoughts with {label}", ROWS):
         targets = (batch["labels"][:, 1:] != IGNORED).sum(1)
         for steps, parts in layers.items():
@@ -235,40 +224,34 @@ def inference(paths: list[str]) -> tuple[Any, dict[str, Any]]:
             parts.append((posterior.kl_by_layer(model.thought_layers) / targets[:, None]).cpu())
         for parts, nats in zip(curves.values(), (-posterior.elbo, posterior.nll, posterior.kl)):
             parts.append((nats / targets).cpu())
+    by_step = {name: mean_and_std(torch.cat(parts, dim=1).T) for name, parts in curves.items()}
+    by_layer = {str(steps): mean_and_std(torch.cat(parts)) for steps, parts in layers.items()}
+    rows = sum(map(len, layers[config.fast_steps]))
     picture, ((left, right),) = canvas(1, 2, 10, 3.8, width_ratios=(3, 2))
-    numbers: dict[str, Any] = _about(saved, label) | {"split": "validation", "curves": {}, "kl_by_layer": {}}
-    for i, (name, parts) in enumerate(curves.items()):
-        numbers["curves"][name] = series = mean_and_std(torch.cat(parts, dim=1).T)
-        band(left, range(len(series["mean"])), series, color=COLORS[i], label=name)
+    for color, (name, series) in zip(COLORS, by_step.items()):
+        band(left, range(len(series["mean"])), series, color=color, label=name)
     places = np.arange(model.thought_layers)
-    for i, (steps, parts) in enumerate(layers.items()):
-        numbers["kl_by_layer"][str(steps)] = series = mean_and_std(torch.cat(parts))
-        style = {"yerr": series["std"], "ecolor": "0.4", "color": COLORS[3 + i], "label": f"after {steps} steps"}
+    for i, (count, series) in enumerate(by_layer.items()):
+        style = {"yerr": series["std"], "ecolor": "0.4", "color": COLORS[3 + i], "label": f"after {count} steps"}
         right.bar(places + 0.4 * (i - 0.5), series["mean"], 0.38, **style)
-    numbers["rows"] = sum(map(len, layers[trained]))
-    left.axvline(trained, color="0.5", linestyle=":", linewidth=1)
+    left.axvline(config.fast_steps, color="0.5", linestyle=":", linewidth=1)
     left.annotate(
-        "T_fast of training", (trained, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
+        "T_fast of training", (config.fast_steps, 1), xycoords=("data", "axes fraction"), xytext=(3, -3),
         textcoords="offset points", va="top", fontsize=7, color="0.4",
     )  # fmt: skip
     left.set(title=f"inference of {label}", xlabel="fast steps", ylabel="nats per token", ylim=(0, None))
     left.legend(ncols=3)
-    names = ["all"] if model.config.shared_latents else [str(layer) for layer in places]
     right.set(xlabel="layer (from 0)", ylabel="KL, nats per token", ylim=(0, None))
-    right.set_xticks(places, names)
+    right.set_xticks(places, ["all"] if config.shared_latents else [str(layer) for layer in places])
     right.grid(visible=False, axis="x")
     right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    note = f"{numbers['rows']} validation rows; bands, lines: one standard deviation; " + _schedule(saved)
-    footnote(picture, note)
-    return picture, numbers
+    schedule = f"{config.fast_optimizer}, learning rate {config.fast_learning_rate:g}, {config.fast_schedule}"
+    footnote(picture, f"{rows} validation rows; bands, lines: one standard deviation; {schedule}")
+    numbers = {"split": "validation", "curves": by_step, "kl_by_layer": by_layer, "rows": rows}
+    return picture, _about(saved, label) | numbers
 
 
-def _schedule(saved: Saved) -> str:
-    config = saved.model.config
-    return f"{config.fast_optimizer}, learning rate {config.fast_learning_rate:g}, {config.fast_schedule}"
-
-
-def steps(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def steps(paths: list[str]) -> Drawing:
     """Draw the bound, its parts and the prefix-conditioned NLL, nats per token, by fast steps at test time.
 
     The fast learning rate is the one of training. Models without fast steps are lines: models with an encoder, and
@@ -276,56 +259,56 @@ def steps(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """
     from mentalese.data.tokenizers import tokenizer_fingerprint
 
-    models = _open(paths)
-    read = [(m.data.source, tokenizer_fingerprint(m.tokenizer), m.evaluation.context_length) for m in models]
-    for saved, other in zip(models[1:], read[1:]):
+    models = [_open(path) for path in paths]
+    read = [(m.data.source, tokenizer_fingerprint(m.tokenizer), m.evaluation.context_length) for m, _ in models]
+    for path, other in zip(paths, read):
         if other != read[0]:
-            raise InputError(
-                f"{saved.path} has another text, tokenizer or length than {models[0].path}: use models with the same"
-            )
+            raise InputError(f"{path} has another text, tokenizer or length than {paths[0]}: use models with the same")
     picture, (panels,) = canvas(1, 3, 12, 4)
-    numbers: dict[str, Any] = {"split": "validation", "models": []}
-    for i, (saved, label) in enumerate(zip(models, model_names(paths))):
-        nats, trained = _by_steps(saved, label), saved.model.config.fast_steps
-        style = line_style(i) | {"label": label}
-        for panel, name in zip(panels, ("bound", "nll", "prefix")):
-            _line(panel, nats, name, trained, style)
-        if "kl" in nats:
-            _line(panels[1], nats, "kl", trained, style | {"label": None, "linestyle": "--"})
-        numbers["models"].append(_about(saved, label) | nats)
+    numbers = []
+    for i, ((saved, model), label) in enumerate(zip(models, model_names(paths))):
+        nats, style = _by_steps(saved, model, label), line_style(i) | {"label": label}
+        lines = [*zip(panels, ("bound", "nll", "prefix"))] + [(panels[1], "kl")] * ("kl" in nats)
+        for panel, name in lines:
+            dashed = {"label": None, "linestyle": "--"} if name == "kl" else {}
+            _line(panel, nats, name, model.config.fast_steps, style | dashed)
+        numbers.append(_about(saved, label) | nats)
     titles = "bound: NLL + KL", "its NLL (lines) and KL (dashes)", "NLL of the second half given thoughts of the first"
-    stepping = [step for model in numbers["models"] for step in model["steps"] if step is not None]
     for panel, title in zip(panels, titles):
         panel.set(title=title, xscale="log", xlabel="fast steps at test time")
-        ticks_at(panel.xaxis, stepping)
+        ticks_at(panel.xaxis, [step for each in numbers for step in each["steps"] if step is not None])
         panel.xaxis.set_major_formatter("{x:.0f}")
     panels[0].set_ylabel("nats per token")
     panels[0].legend()
-    note = f"{numbers['models'][0]['rows']} validation rows; rings: T_fast of training; bands: 95% over rows"
-    footnote(picture, note)
-    return picture, numbers
+    footnote(picture, f"{numbers[0]['rows']} validation rows; rings: T_fast of training; bands: 95% over rows")
+    return picture, {"split": "validation", "models": numbers}
 
 
-def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
+def _by_steps(saved: Saved, model: LTMForCausalLM, label: str) -> Numbers:
     """Return nats per token with 95% intervals over rows by number of fast steps; `None`: no fast steps."""
     import torch
 
     from mentalese.evaluation.statistics import bootstrap_ratio
     from mentalese.nn.loss import IGNORED
 
-    model: Any = saved.model
-    trained = model.config.fast_steps
-    at = sorted({max(1, round(times * trained)) for times in TIMES}) if _takes_steps(saved) else [None]
+    config = model.config
+    at: list[int | None] = [None]
+    if config.num_latents and config.scoring == "variational":
+        at = [*sorted({max(1, round(times * config.fast_steps)) for times in TIMES})]
     nats: dict[str, list[Tensor]] = {}
     tokens: dict[str, list[Tensor]] = {}
     for batch in batches(saved, saved.split("validation"), f"Scoring with {label}", ROWS):
-        each = [_row_nats(model, batch, steps) for steps in at]
+        each = []
+        for count in at:
+            parts = model.nll_parts(batch, fast_steps=count)
+            prefix = model.nll_parts(batch, "prefix", fast_steps=count)["nll"]
+            each.append(parts | {"bound": torch.stack([*parts.values()]).sum(0), "prefix": prefix})
         for name in each[0]:
             scored = model.scored_labels(batch, "prefix" if name == "prefix" else model.estimators[0])
             counted = (scored != IGNORED).sum(1, keepdim=True).expand(-1, len(at))
             tokens.setdefault(name, []).append(counted.cpu().double())
-            nats.setdefault(name, []).append(torch.stack([row[name] for row in each], dim=1).cpu().double())
-    scores: dict[str, Any] = {"steps": at, "rows": sum(map(len, nats["bound"])), "interval": {}}
+            nats.setdefault(name, []).append(torch.stack([row[name].sum(1) for row in each], dim=1).cpu().double())
+    scores: Numbers = {"steps": at, "rows": sum(map(len, nats["bound"])), "interval": {}}
     for name in nats:
         total, size = torch.cat(nats[name]).numpy(), torch.cat(tokens[name]).numpy()
         interval = bootstrap_ratio(total, size)
@@ -334,15 +317,7 @@ def _by_steps(saved: Saved, label: str) -> dict[str, Any]:
     return scores
 
 
-def _row_nats(model: Any, batch: Batch, steps: int | None) -> dict[str, Tensor]:
-    """Return nats of each row [B]: the bound and its parts (without thoughts the likelihood), and `prefix`."""
-    options = {} if steps is None else {"fast_steps": steps}
-    parts = model.nll_parts(batch, **options)
-    prefix = model.nll_parts(batch, "prefix", **options)["nll"]
-    return {name: part.sum(1) for name, part in (parts | {"bound": sum(parts.values()), "prefix": prefix}).items()}
-
-
-def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: dict[str, Any]) -> None:
+def _line(panel: Axes, scores: Numbers, name: str, trained: int, style: Numbers) -> None:
     """Draw a number by fast steps with a ring at the steps of training, or a horizontal line without steps."""
     steps, values, interval = scores["steps"], scores[name], scores["interval"][name]
     if steps == [None]:
@@ -358,7 +333,7 @@ def _line(panel: Any, scores: dict[str, Any], name: str, trained: int, style: di
 # -- scaling of training (Figures 1 and 4) -----------------------------------------------------------------------------
 
 
-def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def scaling(paths: list[str]) -> Drawing:
     """Draw test perplexity by T_fast, and validation perplexity over tokens and FLOPs, of finished runs.
 
     Perplexities of runs with thoughts are bounds; runs without thoughts are dashed.
@@ -368,7 +343,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         if run["text"] != runs[0]["text"]:
             raise InputError(f"{run['path']} has another text than {runs[0]['path']}: use runs of the same text")
     picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
-    sizes: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    sizes: dict[tuple[int, int], list[Numbers]] = {}
     for run in runs:
         sizes.setdefault((run["layers"], run["latents"]), []).append(run)
     every = sorted({run["fast_steps"] for run in runs if run["latents"]})
@@ -405,7 +380,7 @@ def scaling(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, {"runs": runs}
 
 
-def _trained(path: str) -> dict[str, Any]:
+def _trained(path: str) -> Numbers:
     """Return the numbers of a finished run of this family."""
     from mentalese.families.latent_thought.config import LTMConfig
 
