@@ -7,13 +7,14 @@ prediction p_{j-1} (section 2.2).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from mentalese.analyses.drawing import (
     COLORS,
+    Drawing,
     Figure,
+    Numbers,
     batches,
     canvas,
     count_axis,
@@ -30,9 +31,11 @@ from mentalese.errors import InputError
 from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
     from torch import Tensor
 
     from mentalese.data.batch import Batch
+    from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts
     from mentalese.models.saved import Saved
 
 CURVES = {
@@ -50,33 +53,29 @@ WIDTH = 24  # characters per chunk
 # -- codes over training (appendix E.3) --------------------------------------------------------------------------------
 
 
-def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def codebook(paths: list[str]) -> Drawing:
     """Draw the share of codes nearest to a concept of a training batch, their perplexity, and the next-concept loss.
 
     For codes: the mean and the minimum over segments. A batch with fewer concepts uses fewer codes. Next to the loss is
     the share of the concepts' variance that predictions explain; 0 means no better than the mean concept. The share is
     missing if not all runs have logged it.
     """
-    runs = []
-    for path in paths:
-        records = [record for record in read_run(path) if "codebook_utilisation" in record]
+    runs = [[record for record in read_run(path) if "codebook_utilisation" in record] for path in paths]
+    for path, records in zip(paths, runs):
         if not records:
             raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
-        runs.append(records)
     curves = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
     picture, (panels,) = canvas(1, len(curves), 3.7 * len(curves), 3.6)
-    numbers: dict[str, Any] = {"runs": []}
+    numbers = []
     for i, (path, label, records) in enumerate(zip(paths, model_names(paths), runs)):
-        tokens = [record["tokens"] for record in records]
         style = line_style(i) | {"markersize": 3}
-        series: dict[str, Any] = {"path": path, "label": label, "tokens": tokens}
+        least = [f"{name}.least" for name in curves if name.startswith("codebook")]
+        series = {name: [record[name] for record in records] for name in ("tokens", *curves, *least)}
         for panel, name in zip(panels, curves):
-            series[name] = [record[name] for record in records]
-            panel.plot(tokens, series[name], label=label, **style)
-            if name.startswith("codebook"):
-                series[f"{name}.least"] = least = [record[f"{name}.least"] for record in records]
-                panel.plot(tokens, least, linestyle="--", linewidth=1, **(style | {"marker": None}))
-        numbers["runs"].append(series)
+            panel.plot(series["tokens"], series[name], label=label, **style)
+        for panel, name in zip(panels, least):
+            panel.plot(series["tokens"], series[name], linestyle="--", linewidth=1, **(style | {"marker": None}))
+        numbers.append({"path": path, "label": label} | series)
     for panel, title in zip(panels, curves.values()):
         panel.set_title(title)
         count_axis(panel.xaxis, "training tokens")
@@ -90,13 +89,13 @@ def codebook(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         panels[3].set_ylim(-1, 1)
     panels[0].legend()
     footnote(picture, "codes nearest to a concept of a training batch; mean over segments, dashed: minimum")
-    return picture, numbers
+    return picture, {"runs": numbers}
 
 
 # -- what the baseline's perplexity costs (Figure 1) -------------------------------------------------------------------
 
 
-def shares(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def shares(paths: list[str]) -> Drawing:
     """Return the shares of tokens, FLOPs and parameters with which ConceptLM reaches the largest plain decoder.
 
     Tokens and FLOPs are counted until the validation perplexity of the largest ConceptLM first equals the decoder's
@@ -104,6 +103,13 @@ def shares(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     interpolated between logarithms; `null` if not reached. A decaying learning rate makes the first two shares too
     large, because the decoder's best is annealed and the perplexities compared with it are not.
     """
+
+    def size(result: Numbers) -> int:
+        return result["parameters"]["non_embedding"]
+
+    def validated(result: Numbers) -> list[Numbers]:
+        return [point for point in result["curve"] if "validation_perplexity" in point]
+
     results = [read_result(path) for path in paths]
     conceptual = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
     plain = [r for r in results if r not in conceptual]
@@ -111,38 +117,29 @@ def shares(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         raise InputError("the figure conceptlm/shares compares ConceptLM with a plain decoder: use results of both")
     if len({r["data_hash"] for r in results}) > 1:
         raise InputError("the runs were trained on different texts: use runs on one text")
-    largest, base = (max(group, key=_size) for group in (conceptual, plain))
-    curves = {r["recipe"]: [p for p in r["curve"] if "validation_perplexity" in p] for r in (largest, base)}
-    at = min(curves[base["recipe"]], key=lambda point: point["validation_perplexity"])
-    target = at["validation_perplexity"]
-    ends = sorted((_size(r), min(p.get("validation_perplexity", math.inf) for p in r["curve"])) for r in conceptual)
-    scores = [point["validation_perplexity"] for point in curves[largest["recipe"]]]
-    reached = {
-        axis: (_reached([point[axis] for point in curves[largest["recipe"]]], scores, target), at[axis])
-        for axis in ("tokens", "flops")
-    }
-    reached["parameters"] = _reached([size for size, _ in ends], [score for _, score in ends], target), _size(base)
-    numbers: dict[str, Any] = {"model": largest["recipe"], "baseline": base["recipe"], "perplexity": target}
+    largest, base = (max(group, key=size) for group in (conceptual, plain))
+    curve, best = validated(largest), min(validated(base), key=lambda point: point["validation_perplexity"])
+    target, scores = best["validation_perplexity"], [point["validation_perplexity"] for point in curve]
+    ends = sorted((size(r), min(p["validation_perplexity"] for p in validated(r))) for r in conceptual)
+    reached = {axis: (_reached([p[axis] for p in curve], scores, target), best[axis]) for axis in ("tokens", "flops")}
+    reached["parameters"] = _reached([x for x, _ in ends], [score for _, score in ends], target), size(base)
+    numbers: Numbers = {"model": largest["recipe"], "baseline": base["recipe"], "perplexity": target}
     for axis, (needed, whole) in reached.items():
         numbers[axis] = {"needed": needed, "baseline": whole, "share": None if needed is None else needed / whole}
     picture, ((left, right),) = canvas(1, 2, 9.5, 3.8)
-    for i, (name, points) in enumerate(curves.items()):
-        line = [(point["tokens"], point["validation_perplexity"]) for point in points]
-        left.plot(*zip(*line), label=name, **line_style(i) | {"markersize": 3})
+    for i, result in enumerate((largest, base)):
+        line = [(point["tokens"], point["validation_perplexity"]) for point in validated(result)]
+        left.plot(*zip(*line), label=result["recipe"], **line_style(i) | {"markersize": 3})
     right.plot(*zip(*ends), label="ConceptLM", **line_style(0))
-    right.plot(_size(base), target, linestyle="", label=base["recipe"], **line_style(1))
+    right.plot(size(base), target, linestyle="", label=base["recipe"], **line_style(1))
     for panel, unit in ((left, "training tokens"), (right, "non-embedding parameters")):
         panel.axhline(target, color="0.5", linewidth=1)
         panel.set(yscale="log", ylabel="validation perplexity")
         count_axis(panel.xaxis, unit)
         panel.legend()
-    stated = [f"{axis} {n['share']:.0%}" for axis in reached if (n := numbers[axis])["share"] is not None]
+    stated = [f"{axis} {needed / whole:.0%}" for axis, (needed, whole) in reached.items() if needed is not None]
     footnote(picture, f"the decoder's perplexity needs of its {', '.join(stated)}" if stated else "it is not reached")
     return picture, numbers
-
-
-def _size(result: dict[str, Any]) -> int:
-    return result["parameters"]["non_embedding"]
 
 
 def _reached(x: list[float], y: list[float], target: float) -> float | None:
@@ -160,51 +157,7 @@ def _reached(x: list[float], y: list[float], target: float) -> float | None:
 # -- concepts of a text ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Read:
-    """The concepts of n complete chunks of k tokens.
-
-    Attributes:
-        tokens: [n, k].
-        concepts: [n, d], u.
-        codes: [n, S], the nearest codes.
-    """
-
-    tokens: Tensor
-    concepts: Tensor
-    codes: Tensor
-
-    def channels(self, segment: int) -> Tensor:
-        """Return the channels [n, c] of u in this segment."""
-        return self.concepts.chunk(self.codes.shape[1], dim=-1)[segment]
-
-
-def _read(model: Any, batch: Batch) -> tuple[_Read, Any]:
-    """Return the chunks of a batch, row by row, and the complete output of the concept module."""
-    import torch
-
-    ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
-    rows = ids if mask is None else [row[real.bool()] for row, real in zip(ids, mask)]
-    with torch.no_grad():
-        concepts = model.encode(ids, mask).concepts
-    tokens = torch.cat([row[: len(row) // size * size].view(-1, size) for row in rows])
-    return _Read(tokens.cpu(), concepts.own.float().cpu(), concepts.chosen.cpu()), concepts
-
-
-def _validation(saved: Saved) -> _Read:
-    """Return the first chunks of the validation split, in rows of the length used in training."""
-    import torch
-
-    chunks: list[_Read] = []
-    for batch in batches(saved, saved.split("validation"), "Reading the validation split"):
-        chunks.append(_read(saved.model, batch)[0])
-        if sum(len(part.tokens) for part in chunks) >= CHUNKS:
-            break
-    parts = zip(*((part.tokens, part.concepts, part.codes) for part in chunks))
-    return _Read(*(torch.cat(part)[:CHUNKS] for part in parts))
-
-
-def _open(path: str) -> Saved:
+def _open(path: str) -> tuple[Saved, ConceptLMForCausalLM]:
     """Return a ConceptLM with codes that reads rows of the length used in training."""
     from mentalese.models.saved import load
 
@@ -214,41 +167,93 @@ def _open(path: str) -> Saved:
         raise InputError(f"{path} is a {config.model_type} model: use a ConceptLM")
     if config.codebook is None:
         raise InputError(f"{path} has no codes (conceptlm.codebook is None): use a model with a codebook")
-    return in_rows(saved)
+    return in_rows(saved), cast("ConceptLMForCausalLM", saved.model)
 
 
-def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+def _read(model: ConceptLMForCausalLM, batch: Batch) -> tuple[Tensor, Concepts]:
+    """Return the tokens of complete chunks of a batch [n, k], row by row, and their concepts."""
+    import torch
+
+    ids, mask, size = batch["input_ids"], batch.get("attention_mask"), model.config.chunk_size
+    rows = ids if mask is None else [row[real.bool()] for row, real in zip(ids, mask)]
+    with torch.no_grad():
+        concepts = model.encode(ids, mask).concepts
+    assert concepts is not None
+    return torch.cat([row[: len(row) // size * size].view(-1, size) for row in rows]).cpu(), concepts
+
+
+def concepts(paths: list[str], text: str) -> Drawing:
     """Draw a text chunk by chunk: code in one segment, prediction error, and other chunks with the same code.
 
     The segment is the one whose codes the validation split uses most evenly. Next to a chunk are the chunks of that
     split with the same code that are nearest to it in the segment's channels. The error is the mean squared error over
     all channels (L_NCP, section 3), next to the error of the validation split's mean concept as a baseline.
     """
+    import torch
+
     from mentalese.data.batch import to_device
+    from mentalese.families.conceptlm.codebook import nearest_codes, usage
 
     path = only_path(paths, "conceptlm/concepts")
-    saved = _open(path)
-    tokenizer, config, length = saved.tokenizer, saved.model.config, saved.evaluation.context_length or 0
-    size = config.chunk_size
-    batch = saved.layout.encode_prompts([text], tokenizer, saved.data)
-    count = batch["input_ids"].shape[1]
+    saved, model = _open(path)
+    config, source, size = model.config, saved.data.source, model.config.chunk_size
+    batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)
+    count, length = batch["input_ids"].shape[1], saved.evaluation.context_length or 0
     if not size <= count <= length:
         raise InputError(f"the text has {count} tokens with its start: use one of {size} (a chunk) to {length} (a row)")
-    split = _validation(saved)
-    if not len(split.tokens):
-        source = saved.data.source
+    # The first chunks of the validation split: tokens [n, k], concepts [n, d] and codes [n, S].
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for rows in batches(saved, saved.split("validation"), "Reading the validation split"):
+        chunk_tokens, rows_read = _read(model, rows)
+        parts.append((chunk_tokens, rows_read.own.float().cpu(), rows_read.chosen.cpu()))
+        if sum(len(part[0]) for part in parts) >= CHUNKS:
+            break
+    split_tokens, split_concepts, split_codes = (torch.cat(part)[:CHUNKS] for part in zip(*parts))
+    if not len(split_tokens):
         raise InputError(f"no row of the validation split of {source} has {size} tokens: use a model of longer texts")
-    read, encoded = _read(saved.model, to_device(batch, saved.device))
-    chunks, segment, perplexity = _chunks(tokenizer, read, encoded, split, config.num_codes)
-    numbers: dict[str, Any] = {
+    used = usage(split_codes, config.num_codes)
+    segment = int(used.perplexity.argmax())
+
+    tokens, read = _read(model, to_device(batch, saved.device))
+    assert read.codes is not None
+    own, codes, predicted = read.own.float().cpu(), read.chosen.cpu(), read.predicted[0, : len(tokens) - 1].float()
+    errors = (predicted.cpu() - own[1:]).square().mean(-1).tolist()
+    guesses = nearest_codes(predicted, read.codes)[:, segment].tolist()
+    of_mean = (split_concepts.mean(0) - own).square().mean(-1).tolist()
+    channels, split_channels = (u.chunk(codes.shape[1], dim=-1)[segment] for u in (own, split_concepts))
+    chunks = []
+    for j, code in enumerate(codes[:, segment].tolist()):
+        same = (split_codes[:, segment] == code).nonzero()[:, 0]
+        by_distance = same[(split_channels[same] - channels[j]).square().mean(-1).argsort()]
+        chunk_text = saved.tokenizer.decode(tokens[j].tolist())
+        others: list[str] = []  # the nearest chunks with other texts, which differ
+        for index in by_distance.tolist():
+            other = str(saved.tokenizer.decode(split_tokens[index].tolist()))
+            if other not in (chunk_text, *others):
+                others.append(other)
+            if len(others) == NEAREST:
+                break
+        chunks.append(
+            {
+                "text": chunk_text,
+                "codes": codes[j].tolist(),
+                "code": code,
+                "predicted_code": guesses[j - 1] if j else None,
+                "error": errors[j - 1] if j else None,
+                "error_of_mean": of_mean[j],
+                "same_code": len(same),
+                "nearest": others,
+            }
+        )
+    numbers = {
         "path": path,
         "label": model_names(paths)[0],
         "text": text,
-        "source": saved.data.source,
+        "source": source,
         "split": "validation",
-        "split_chunks": len(split.tokens),
+        "split_chunks": len(split_tokens),
         "segment": segment,
-        "segment_perplexity": perplexity,
+        "segment_perplexity": float(used.perplexity[segment]),
         "chunk_size": size,
         "num_codes": config.num_codes,
         "chunks": chunks,
@@ -256,53 +261,7 @@ def concepts(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
     return _draw_concepts(numbers), numbers
 
 
-def _chunks(
-    tokenizer: Any, read: _Read, encoded: Any, split: _Read, num_codes: int
-) -> tuple[list[dict[str, Any]], int, float]:
-    """Return the numbers of each chunk of a text, the chosen segment, and its perplexity."""
-    from mentalese.families.conceptlm.codebook import nearest_codes, usage
-
-    used = usage(split.codes, num_codes)
-    segment = int(used.perplexity.argmax())
-    predicted = encoded.predicted[0, : len(read.tokens) - 1].float()
-    errors = (predicted.cpu() - read.concepts[1:]).square().mean(-1).tolist()
-    guesses = nearest_codes(predicted, encoded.codes)[:, segment].tolist()
-    of_mean = (split.concepts.mean(0) - read.concepts).square().mean(-1).tolist()
-    chunks = []
-    for j, (tokens, channels, code) in enumerate(
-        zip(read.tokens, read.channels(segment), read.codes[:, segment].tolist())
-    ):
-        same = (split.codes[:, segment] == code).nonzero()[:, 0]
-        by_distance = same[(split.channels(segment)[same] - channels).square().mean(-1).argsort()]
-        own_text = tokenizer.decode(tokens.tolist())
-        chunks.append(
-            {
-                "text": own_text,
-                "codes": read.codes[j].tolist(),
-                "code": code,
-                "predicted_code": guesses[j - 1] if j else None,
-                "error": errors[j - 1] if j else None,
-                "error_of_mean": of_mean[j],
-                "same_code": len(same),
-                "nearest": _different(tokenizer, split.tokens, by_distance, own_text),
-            }
-        )
-    return chunks, segment, float(used.perplexity[segment])
-
-
-def _different(tokenizer: Any, tokens: Tensor, order: Tensor, text: str) -> list[str]:
-    """Return the first few chunks in this order whose texts differ from this one and from each other."""
-    others: list[str] = []
-    for index in order.tolist():
-        other = tokenizer.decode(tokens[index].tolist())
-        if other != text and other not in others:
-            others.append(other)
-        if len(others) == NEAREST:
-            break
-    return others
-
-
-def _draw_concepts(numbers: dict[str, Any]) -> Any:
+def _draw_concepts(numbers: Numbers) -> Picture:
     """Draw one line per chunk: its text on the colour of its code, the predicted code, errors, and nearest chunks."""
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -316,7 +275,7 @@ def _draw_concepts(numbers: dict[str, Any]) -> Any:
     picture, ((left, guess, bars, right),) = canvas(
         1, 4, sum(widths) + 0.4, 1.1 + 0.23 * len(chunks), sharey=True, width_ratios=widths
     )
-    mono: dict[str, Any] = {"family": "monospace", "fontsize": 7.5, "va": "center", "parse_math": False}
+    mono: Numbers = {"family": "monospace", "fontsize": 7.5, "va": "center", "parse_math": False}
     for row, chunk in enumerate(chunks):
         for panel, name, x, side in ((left, "code", 0.98, "right"), (guess, "predicted_code", 0.5, "center")):
             code = chunk[name]
