@@ -1,18 +1,17 @@
-"""Checks of a model's arguments: one message for every wrong shape, type and range."""
+"""Checks of a model's arguments: one message for every wrong type, shape and range."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
 from mentalese.models.text_tokenizer import mask_token_id
+from mentalese.models.transformers_seam import TypedModel
 from mentalese.nn.loss import IGNORED
 
 
-def check_tokens(input_ids: Any, model: Any) -> Tensor:
+def check_tokens(input_ids: object, model: TypedModel) -> Tensor:
     """Return token ids [batch, length] as int64.
 
     Args:
@@ -21,26 +20,16 @@ def check_tokens(input_ids: Any, model: Any) -> Tensor:
     Raises:
         InputError: not a tensor of integers, a wrong shape, no tokens, or ids out of range.
     """
-    ids = _integers("input_ids", input_ids, "pass a tensor of token ids [batch, length]")
-    if ids.ndim != 2:
-        raise InputError(f"input_ids has the shape {list(ids.shape)}: pass [batch, length], two dimensions")
-    if not ids.numel():
-        raise InputError(f"input_ids has the shape {list(ids.shape)}: pass at least one token")
-    vocabulary = _vocabulary(model)
-    if vocabulary is not None and (wrong := _outside(ids, 0, vocabulary - 1)) is not None:
-        raise InputError(
-            f"input_ids contains {wrong}: pass ids from 0 to {vocabulary - 1}, those of the model's tokens"
-        )
+    ids = _integers("input_ids", input_ids, "pass token ids [batch, length]")
+    if ids.ndim != 2 or not ids.numel():
+        raise InputError(f"input_ids has the shape {list(ids.shape)}: pass [batch, length], at least one token")
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)  # a tool may have replaced the embedding
+    if rows is not None:
+        _check_range("input_ids", ids, 0, max(rows, (mask_token_id(model) or 0) + 1) - 1)
     return ids
 
 
-def _vocabulary(model: Any) -> int | None:
-    """Return the number of valid ids; `None` if a tool has replaced the embedding."""
-    rows, mask = getattr(model.get_input_embeddings(), "num_embeddings", None), mask_token_id(model)
-    return rows if rows is None or mask is None else max(rows, mask + 1)
-
-
-def check_mask(attention_mask: Any, input_ids: Tensor, seen: int) -> None:
+def check_mask(attention_mask: object, input_ids: Tensor, seen: int) -> None:
     """Check the mask of a call with `seen` tokens before it in a cache.
 
     Raises:
@@ -49,19 +38,14 @@ def check_mask(attention_mask: Any, input_ids: Tensor, seen: int) -> None:
     """
     if attention_mask is None:
         return
+    if isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:
+        attention_mask = attention_mask.long()
     remedy = "pass integers or truth values [batch, length], 1 at tokens and 0 at padding"
-    if not isinstance(attention_mask, Tensor):
-        raise InputError(f"attention_mask is a {type(attention_mask).__name__}: {remedy}")
-    rows, length = input_ids.shape
-    if attention_mask.ndim != 2:
-        raise InputError(f"attention_mask has the shape {list(attention_mask.shape)}: {remedy}")
-    if len(attention_mask) != rows:
-        raise InputError(f"attention_mask has {len(attention_mask)} rows: pass {rows}, one for each of input_ids")
-    check_width(attention_mask, seen + length)
-    if attention_mask.dtype == torch.bool:
-        return
-    if (wrong := _outside(_integers("attention_mask", attention_mask, remedy), 0, 1)) is not None:
-        raise InputError(f"attention_mask contains {wrong}: {remedy}")
+    mask = _integers("attention_mask", attention_mask, remedy)
+    if mask.ndim != 2 or len(mask) != len(input_ids):
+        raise InputError(f"attention_mask has the shape {list(mask.shape)}: {remedy}")
+    check_width(mask, seen + input_ids.shape[1])
+    _check_range("attention_mask", mask, 0, 1)
 
 
 def check_width(attention_mask: Tensor, width: int) -> None:
@@ -72,7 +56,7 @@ def check_width(attention_mask: Tensor, width: int) -> None:
         )
 
 
-def check_labels(labels: Any, input_ids: Tensor, vocabulary: int) -> Tensor | None:
+def check_labels(labels: object, input_ids: Tensor, vocabulary: int) -> Tensor | None:
     """Return labels [batch, length] as int64.
 
     Args:
@@ -84,36 +68,33 @@ def check_labels(labels: Any, input_ids: Tensor, vocabulary: int) -> Tensor | No
     """
     if labels is None:
         return None
-    labels = _integers("labels", labels, f"pass a tensor of token ids [batch, length], {IGNORED} where there is none")
-    if labels.shape != input_ids.shape:
-        raise InputError(f"labels have the shape {list(labels.shape)}: pass {list(input_ids.shape)}, that of input_ids")
-    if (wrong := _outside(labels.masked_fill(labels == IGNORED, 0), 0, vocabulary - 1)) is not None:
-        raise InputError(f"labels contain {wrong}: pass ids from 0 to {vocabulary - 1}, or {IGNORED} for no label")
-    return labels
+    ids = _integers("labels", labels, f"pass token ids [batch, length], {IGNORED} where there is none")
+    if ids.shape != input_ids.shape:
+        raise InputError(f"labels have the shape {list(ids.shape)}: pass {list(input_ids.shape)}, as input_ids")
+    _check_range("labels", ids.masked_fill(ids == IGNORED, 0), 0, vocabulary - 1)
+    return ids
 
 
-def check_kept(logits_to_keep: Any, length: int) -> None:
-    """Raise `InputError` for `logits_to_keep` that names no columns."""
-    if isinstance(logits_to_keep, int):
-        require(logits_to_keep >= 0, "logits_to_keep", logits_to_keep, "set 0 for all, or how many of the last")
+def check_kept(logits_to_keep: object, length: int) -> None:
+    """Raise `InputError` for `logits_to_keep` that is neither a number of the last columns nor indices of columns."""
+    if isinstance(logits_to_keep, int) and logits_to_keep >= 0:
         return
-    columns = _integers("logits_to_keep", logits_to_keep, "set a number of the last columns, or a tensor of indices")
-    if columns.ndim != 1 or (columns.numel() and _outside(columns, -length, length - 1) is not None):
-        raise InputError(f"logits_to_keep is {columns.tolist()}: pass indices [m] of the {length} columns")
+    columns = _integers("logits_to_keep", logits_to_keep, "set 0 for all, a number of the last columns, or indices [m]")
+    _check_range("logits_to_keep", columns, -length, length - 1)
 
 
-def _integers(name: str, value: Any, remedy: str) -> Tensor:
-    """Return the tensor as int64."""
-    if not isinstance(value, Tensor):
-        raise InputError(f"{name} is a {type(value).__name__}: {remedy}")
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise InputError(f"{name} is of type {value.dtype}: {remedy}")
-    return value.long()
+def _integers(name: str, value: object, remedy: str) -> Tensor:
+    """Return a tensor of integers as int64."""
+    if isinstance(value, Tensor) and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        return value.long()
+    kind = value.dtype if isinstance(value, Tensor) else f"{value!r:.40}"
+    raise InputError(f"{name} is {kind}, and not a tensor of integers: {remedy}")
 
 
-def _outside(values: Tensor, least: int, most: int) -> int | None:
-    """Return a value out of range, if there is one; skip values on a GPU, which would have to wait, and in tracers."""
+def _check_range(name: str, values: Tensor, least: int, most: int) -> None:
+    """Refuse a value out of range; skip values on a GPU, which would have to wait, and in tracers."""
     if values.device.type != "cpu" or torch.compiler.is_compiling() or not values.numel():
-        return None
+        return
     low, high = (int(value) for value in values.aminmax())
-    return low if low < least else high if high > most else None
+    if low < least or high > most:
+        raise InputError(f"{name} contains {low if low < least else high}: pass values from {least} to {most}")
