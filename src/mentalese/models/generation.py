@@ -12,30 +12,16 @@ from transformers import TextIteratorStreamer
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, special_token_ids
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
 from mentalese.models.text_model import TextModel
 from mentalese.models.text_tokenizer import mask_token_id
-from mentalese.values import checked, shown
+from mentalese.values import NonNegative, NonNegativeNumber, Positive, checked, shown
 
 
 def generate_text(saved: TextModel, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
-    """Return each prompt with its continuation, and with what the model fills in for each `<|mask|>`, if it can.
-
-    Args:
-        saved: the model; its `data` and `layout` decide how prompts become tokens.
-        max_new_tokens: 0 is for models that fill in masks, if each prompt has some.
-        options: `seed` and `batch_size`, which with the same prompts yield the same text, sampling included; and
-            Hugging Face's own: `do_sample`, `temperature`, `top_p`, `num_beams`, ...
-
-    Returns:
-        One text per prompt, in order (or `num_return_sequences` texts per prompt if that is set), each beginning with
-        its prompt, see `Layout.prompt_text`.
-
-    Raises:
-        InputError: an empty prompt, or one that leaves no room for `max_new_tokens` in the model's context.
-    """
+    """Return each prompt with its continuation, see `Saved.generate`."""
     texts, fills = [], mask_token_id(saved.model) is not None
     for number, ids, length in continuations(saved, prompts, max_new_tokens=max_new_tokens, **options):
         prompt = prompts[number]
@@ -54,10 +40,7 @@ def continuations(
     batch_size: int = 32,
     **options: Any,
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
-    """Yield the rows that `generate_text` decodes: prompt number, tokens, place of the first new token.
-
-    The tokens [length] are those of prompt and new text. Takes and raises what `generate_text` does.
-    """
+    """Yield the rows that `generate_text` decodes: prompt number, tokens [length], place of the first new token."""
     if not prompts:
         return
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **options)
@@ -79,13 +62,7 @@ def continuations(
 def stream_text(
     saved: TextModel, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
 ) -> Generator[str, None, None]:
-    """Yield the new text after `prompt`, piece by piece as it is generated; beams cannot be streamed.
-
-    Closing the iterator stops the model at its next token.
-
-    Raises:
-        InputError: as `generate_text`, at the call; errors of generation itself, at the piece at which they happened.
-    """
+    """Yield the new text after `prompt`, see `Saved.stream`; errors of generation come at the piece that they break."""
     if "streamer" in options:
         raise InputError("streamer is set: the pieces are returned here, so remove it, or call generate instead")
     check_settings(max_new_tokens=max_new_tokens, seed=seed, **options)
@@ -180,45 +157,38 @@ def ends(model: LanguageModel) -> list[int]:
     return [] if end is None else end if isinstance(end, list) else [end]
 
 
-_SETTINGS: dict[str, tuple[Any, float]] = {
-    "max_new_tokens": (int, 0),
-    "batch_size": (int, 1),
-    "seed": (int, 0),
-    "num_beams": (int, 1),
-    "num_return_sequences": (int | None, 1),
-    "top_k": (int | None, 0),
-    "temperature": (float | None, 0),
-    "top_p": (float | None, 0),
-    "do_sample": (bool | None, 0),
+_SETTINGS = {
+    "max_new_tokens": NonNegative,
+    "batch_size": Positive,
+    "seed": NonNegative,
+    "num_beams": Positive,
+    "num_return_sequences": Positive | None,
+    "top_k": NonNegative | None,
+    "temperature": NonNegativeNumber | None,
+    "top_p": NonNegativeNumber | None,
+    "do_sample": bool | None,
 }
-"""Settings whose types transformers compares before it checks them, with the least value of each."""
-WHOLE_DISTRIBUTION: dict[str, Any] = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+"""Settings whose types transformers compares before it checks them."""
+WHOLE_DISTRIBUTION: dict[str, object] = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 """Settings that switch sampling's cuts off, whatever the model's own settings are."""
-_PROMPTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer")
-_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
-"""Keywords of transformers' `generate` that belong to calls with tokens, which return tokens."""
+_REFUSED = (
+    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer", "generation_config"),
+    *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
+)
+"""Keywords of transformers' `generate` for calls with tokens, which return tokens, and all settings as one object."""
 
 
-def check_settings(**settings: Any) -> None:
-    """Raise `InputError` for settings of a wrong type or below their least value.
-
-    Settings for calls with tokens and a `generation_config` are refused as well.
-    """
-    for name in (*_PROMPTS, *_OUTPUTS):
-        if name in settings and (name in _PROMPTS or settings[name]):
+def check_settings(**settings: object) -> None:
+    """Raise `InputError` for a setting of a wrong type or range, or one of calls with tokens."""
+    for name, value in settings.items():
+        if name in _REFUSED and value is not False:
             raise InputError(
-                f"{name} is {shown(settings[name])}: texts are passed and returned here, so remove it, or call "
-                "saved.model.generate with saved.encode(texts)"
+                f"{name} is {shown(value)}: texts are passed and returned here, and settings by their names, so remove "
+                "it, or call saved.model.generate with saved.encode(texts)",
+                name,
             )
-    if "generation_config" in settings:  # its max_new_tokens would lose to the one of the call
-        raise InputError(
-            f"generation_config is {shown(settings['generation_config'])}: pass its settings by their names, "
-            "temperature=0.8, or set saved.model.generation_config"
-        )
-    for name, (hint, least) in _SETTINGS.items():
-        if name in settings:
-            value = checked(name, hint, settings[name])
-            require(value is None or value >= least, name, value, f"set at least {least}")
+        if name in _SETTINGS:
+            checked(name, _SETTINGS[name], value)
 
 
 @contextmanager

@@ -104,14 +104,16 @@ class Saved(TextModel):
         return to_device(batch, self.device)
 
     def generate(self, texts: str | Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
-        """Return each text with its continuation; for models trained on questions, with its answer.
+        """Return each text with its continuation or answer, and with what the model fills in for each `<|mask|>`.
 
         Args:
-            max_new_tokens: new tokens per text.
-            options: `seed`, `batch_size`, and Hugging Face's own: `do_sample`, `temperature`, `num_beams`, ...
+            max_new_tokens: new tokens per text; 0 only if each text has masks.
+            options: `seed` and `batch_size`, which with the same texts yield the same text, sampling included; and
+                Hugging Face's own: `do_sample`, `temperature`, `num_beams`, ...
 
         Returns:
-            One text for each of `texts`, in their order.
+            One text (or `num_return_sequences`) for each of `texts`, in their order; it begins as
+            `Layout.prompt_text`.
 
         Raises:
             InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -121,9 +123,9 @@ class Saved(TextModel):
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
         """Yield the continuation of one text, piece by piece; closing the iterator stops the model.
 
-        Takes and raises what `generate` does.
+        Takes and raises what `generate` does; beams cannot be streamed.
         """
-        return generation.stream_text(self, _one(text), max_new_tokens=max_new_tokens, **options)
+        return generation.stream_text(self, checked("text", str, text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
         """Score each text by itself; ends of documents and sentences do not count.
@@ -144,7 +146,7 @@ class Saved(TextModel):
                 "score a model of texts"
             )
         for number, text in enumerate(texts):
-            if not checked(f"texts[{number}]", str, text).strip():
+            if not text.strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
         return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
@@ -166,7 +168,7 @@ class Saved(TextModel):
                 f"max_new_tokens is {shown(options['max_new_tokens'])}, and {self.path} does not answer questions: "
                 "remove it"
             )
-        return thinking.think(self, _one(text), **options)
+        return thinking.think(self, checked("text", str, text), **options)
 
     def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
         """Return the trace of these tokens [length].
@@ -212,11 +214,11 @@ class Saved(TextModel):
 
     def perplexity(self, split: Split, *, show: bool = False, **options: Any) -> scoring.Perplexity:
         """Return the perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
-        return scoring.perplexity(self, _a_split(split), show=show, **options)
+        return scoring.perplexity(self, split, show=show, **options)
 
     def token_scores(self, split: Split, *, show: bool = False) -> np.ndarray:
         """Return the nats of each token of a split, see `mentalese.models.scoring.token_scores`."""
-        return scoring.token_scores(self, _a_split(split), show=show)
+        return scoring.token_scores(self, split, show=show)
 
 
 def _same(source: str, other: str) -> bool:
@@ -240,7 +242,9 @@ def load(path: str | Path, device: str | torch.device | None = None, *, config: 
         InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, its
             config has no such field, or its layout is unknown.
     """
-    model, tokenizer = load_model(path, device or default_device(), fields=config)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    model, tokenizer = load_model(path, device, fields=config)
     recipe = saved_recipe(path)
     evaluation = recipe.evaluation if recipe else EvaluationConfig()
     layout, data = (recipe.layout, recipe.data) if recipe else _reading(str(path), model, tokenizer)
@@ -274,13 +278,6 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
     return Packed(sequence_length=min(length, context_length(model.config) or length)), DataConfig()
 
 
-def default_device() -> torch.device:
-    """Return a GPU if there is one, else the CPU."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def _listed(texts: str | Sequence[str]) -> list[str]:
     """Return the texts as a list; raise `InputError` if there are none, or if one is not a string."""
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping | Tensor):
@@ -288,17 +285,4 @@ def _listed(texts: str | Sequence[str]) -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts)
     if not listed:
         raise InputError(f"texts is {texts!r}: pass at least one text")
-    for number, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise InputError(f"texts[{number}] is {text!r}: use texts (str)")
-    return listed
-
-
-def _one(text: str) -> str:
-    return checked("text", str, text)
-
-
-def _a_split(split: Split) -> Split:
-    if not isinstance(split, Split):
-        raise InputError(f"split is {shown(split)}: pass what Saved.split(name) returns")
-    return split
+    return [checked(f"texts[{number}]", str, text) for number, text in enumerate(listed)]

@@ -193,6 +193,8 @@ def _scored(
 
     Nats are float64 [rows, length], on the CPU, 0 without a label.
     """
+    if not isinstance(split, Split):
+        raise InputError(f"split is {split!r}: pass what Saved.split(name) returns")
     model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
     documents = evaluation.chosen(len(split.document_bytes))
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
