@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
+from mentalese.compare import compare as module
 from mentalese.evaluation.statistics import paired_t_test, summary
+
+
+def compare(*args: Any, train: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """`compare`, with another function in place of `loop.train`."""
+    with patch("mentalese.training.loop.train", train):
+        return module.compare(*args, **options)
+
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)> & "quoted"'
 

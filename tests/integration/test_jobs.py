@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -78,16 +79,16 @@ def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, mon
     """`long` lasts until the one that follows `short` is done."""
     short, following, long = jobs(corpus, tmp_path, 3)
     done: list[Job] = []
-    train = executors._Process.train
+    train = executors.Processes._train
 
-    def slow(process: executors._Process, order: dict[str, Any]) -> Any:
+    def slow(processes: executors.Processes, order: dict[str, Any]) -> Any:
         end = time.monotonic() + 300
         while order["folder"] == str(long.folder) and following not in done:
             assert time.monotonic() < end, "it waits for the long one"
             time.sleep(0.05)
-        return train(process, order)
+        return train(processes, order)
 
-    monkeypatch.setattr(executors._Process, "train", slow)
+    monkeypatch.setattr(executors.Processes, "_train", slow)
 
     def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
         assert result == read_json(job.folder / "result.json")
@@ -111,7 +112,8 @@ def test_low_priority_comes_last_and_divergences_are_kept(tmp_path: Path, corpus
         trained.append(folder.name)
         return {"name": folder.name}
 
-    found = run_jobs([last, wild], train=train, then=lambda job, _: follows.get(job.folder, []))
+    with patch("mentalese.training.loop.train", train):
+        found = run_jobs([last, wild], then=lambda job, _: follows.get(job.folder, []))
     assert trained == ["seed-2", "seed-3", "seed-1"]
     assert found == [{"name": "seed-1"}, None, {"name": "seed-2"}, {"name": "seed-3"}]
 
@@ -130,21 +132,14 @@ def test_a_run_that_diverges_says_so_and_the_others_finish(tmp_path: Path, corpu
         run_jobs([Job(wild, tmp_path / "wild")], count=1, show=False)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"count": 2}, "jobs is 2, and 2 processes share each training"),
-        ({"executor": "local"}, "executor is 'local', and"),
-    ],
-)
+@pytest.mark.parametrize(("options", "field"), [({"count": 2}, "jobs"), ({"executor": "local"}, "executor")])
 def test_ranks_that_share_trainings_send_none_elsewhere(
-    options: dict[str, Any], message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], field: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(jobs_module, "Processes", None)
-    monkeypatch.setattr(jobs_module, "Cluster", None)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError) as refused:
         run_jobs(jobs(corpus, tmp_path, 2), show=False, **options)
+    assert refused.value.field == field
 
 
 def test_bad_input_is_one_sentence_that_names_the_run(tmp_path: Path, corpus: Path) -> None:
@@ -219,16 +214,8 @@ def test_a_run_that_diverges_on_a_cluster_says_so(tmp_path: Path, corpus: Path) 
         run_jobs([Job(broken, tmp_path / "broken")], executor="local", show=False)
 
 
-@pytest.mark.parametrize(
-    ("executor", "message"),
-    [
-        ("slum", "executor is 'slum': use slurm or local, with options as slurm:timeout_min=60"),
-        ("local:timeout_min", "executor has the option 'timeout_min': use name=value"),
-        ("local:tim=3", "executor 'local' cannot be used: .*tim"),
-        ("slurm", "executor 'slurm' cannot be used: .*srun"),
-    ],
-)
-def test_an_executor_that_cannot_be_is_refused_before_any_work(executor: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=message):
+@pytest.mark.parametrize("executor", ["slum", "local:timeout_min", "local:tim=3", "slurm"])
+def test_an_executor_that_cannot_be_is_refused_before_any_work(executor: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"executor.*{executor.partition(':')[0]}"):
         compare([get_recipe("gpt2/tiny"), get_recipe("conceptlm/tiny")], tmp_path, executor=executor)
     assert not list(tmp_path.iterdir())

@@ -44,7 +44,7 @@ def test_contenders_take_turns_and_ratios_pair_their_turns(
 
     monkeypatch.setattr(Contender, "train", train)
     monkeypatch.setattr(Contender, "generate", lambda contender: 5.0)
-    monkeypatch.setattr("mentalese.compare.bench._in_own_process", lambda recipe, steps: 2**20)
+    monkeypatch.setattr("mentalese.compare.bench.memory_of_own_process", lambda recipe, steps: 2**20)
     monkeypatch.setattr("mentalese.compare.bench.peak_flops", lambda name: 1e12)
     result = measure(recipe, recipe, rounds=2, steps=1)
     assert len(turns) == 6
@@ -66,25 +66,20 @@ def test_a_contender_trains_and_generates(corpus: Path) -> None:
 
 
 def test_memory_is_that_of_the_whole_process(corpus: Path) -> None:
-    assert peak_memory(shrink(get_recipe("gpt2/tiny"), corpus).to_dict(), 1) > 100 * 2**20
+    assert peak_memory(shrink(get_recipe("gpt2/tiny"), corpus), 1) > 100 * 2**20
 
 
 @pytest.mark.parametrize(
-    ("families", "out", "says"),
+    ("families", "out", "field"),
     [
-        (["thought_gestallt"], None, "no family is called"),
-        ([], "nowhere/bench.json", "does not exist"),
+        (["thought_gestallt"], None, "families"),
+        ([], "nowhere/bench.json", "--out"),
     ],
 )
-def test_bad_input_ends_before_anything_runs(families: list[str], out: str | None, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=says):
+def test_bad_input_ends_before_anything_runs(families: list[str], out: str | None, field: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
         bench(families, tmp_path / out if out else None)
-
-
-def test_family_without_a_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mentalese.compare.bench.recipes_of", lambda name: [get_recipe("gpt2/tiny")])
-    with pytest.raises(InputError, match="'baselines' has no tiny recipe with a baseline"):
-        bench(["baselines"], None)
+    assert refused.value.field == field
 
 
 def test_memory_that_a_system_does_not_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

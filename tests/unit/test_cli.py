@@ -225,7 +225,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("figure thought_gestalt/memory results/run --out a.svg", "needs a text"),
         ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "no such file"),
         ("figure thought_gestalt/memory results/run --out a.svg --text b", "contains no model"),
-        ("bench no_such_family", "no family is called"),
+        ("bench no_such_family", "families is"),
         ("eval model --estimators ,", "use one or more names, joined by commas"),
         ("eval model --tasks perplexity,reversal,perplexity", "name perplexity once"),
         ("grow base --family coconut --out grown --seed -1", "seed is -1"),

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mentalese.compare.compare import _cost, _fit, compare, flops_per_token
+from comparisons import compare
+from mentalese.compare.compare import _cost, _fit, flops_per_token
 from mentalese.compare.comparison import paired_test
 from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
@@ -276,7 +277,7 @@ def test_flops_a_token_follow_the_curriculum() -> None:
 def test_models_of_different_sizes_are_refused_by_how_much_before_training(tmp_path: Path, corpus: Path) -> None:
     trainer = FakeTrainer(SCORES)
     recipes = [_real("a/x", corpus), _real("b/x", corpus, n_layer=3)]
-    with pytest.raises(InputError, match=r"b/x has [\d,]+ non-embedding parameters, 4\d\.\d% more than a/x"):
+    with pytest.raises(InputError, match=r"of b/x is \d+: a/x has 4\d\.\d% fewer"):
         compare(recipes, tmp_path, match="params", show=False, train=trainer)
     assert trainer.trained == []
     assert not any(tmp_path.iterdir())
@@ -293,28 +294,29 @@ def _changed(section: str, **fields: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("other", "field"),
     [
-        (_changed("data", source="file:x.txt"), "data.source is 'builtin:stdlib' in a/x and 'file:x.txt' in b/x"),
-        (_changed("data", tokenizer="bpe:512"), "data.tokenizer is 'bpe:4096' in a/x and 'bpe:512' in b/x"),
-        (_changed("evaluation", tokens="all"), "evaluation.tokens is 'lexical' in a/x and 'all' in b/x"),
-        (_changed("evaluation", joined=True), "evaluation.joined is False in a/x and True in b/x"),
-        (asking("b/x"), "evaluation.metric is 'perplexity' in a/x and 'accuracy' in b/x"),
-        (recipe("a/x"), "recipes name 'a/x' twice"),
-        (recipe("a-x"), "recipes name 'a/x' and 'a-x', whose runs have one folder: change one name"),
-        (None, r"recipes are ['a/x']: use at least two"),
+        (_changed("data", source="file:x.txt"), "data.source of b/x"),
+        (_changed("data", tokenizer="bpe:512"), "data.tokenizer of b/x"),
+        (_changed("evaluation", tokens="all"), "evaluation.tokens of b/x"),
+        (_changed("evaluation", joined=True), "evaluation.joined of b/x"),
+        (asking("b/x"), "evaluation.metric of b/x"),
+        (recipe("a/x"), "recipes"),
+        (recipe("a-x"), "recipes"),
+        (None, "recipes"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, other: Recipe | None, field: str) -> None:
+    with pytest.raises(InputError) as refused:
         compare([recipe("a/x"), *([other] if other else [])], tmp_path, show=False, train=FakeTrainer(SCORES))
+    assert refused.value.field == field
     assert not any(tmp_path.iterdir())
 
 
 def test_runs_that_are_tested_seed_by_seed_have_the_same_seeds(tmp_path: Path) -> None:
     recipes = [recipe("a/x"), recipe("b/x", train=TrainConfig(tokens=1000, seed=1))]
     trainer = FakeTrainer({"a/x": [100.0, 104.0, 98.0], "b/x": [0.0, 90.0, 95.0, 88.0]})
-    with pytest.raises(InputError, match=r"train\.seed is 0 in a/x and 1 in b/x: runs are tested seed by seed"):
+    with pytest.raises(InputError, match=r"train\.seed of b/x is 1: set it to 0"):
         compare(recipes, tmp_path, seeds=3, show=False, train=trainer)
     assert trainer.trained == []
     compare(recipes, tmp_path, seeds=2, show=False, train=trainer)  # too few for a test

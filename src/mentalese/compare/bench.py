@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mentalese import provenance
-from mentalese.errors import InputError, nearest
+from mentalese.errors import nearest, require
 from mentalese.files import check_place, write_json
 from mentalese.formatting import short_count
 from mentalese.recipe import Recipe
-from mentalese.registry import families as known_families
-from mentalese.registry import get_recipe, recipes_of
+from mentalese.registry import families, get_recipe, recipes_of
 from mentalese.screen import print_table
 from mentalese.training import loop, memory
 from mentalese.training.parallel import Parallel, setup
 from mentalese.training.validation import openings
 
 PROMPTS, NEW_TOKENS = 8, 32
+Measured = dict[str, Any]
+"""The figures of a benchmark, as they stand in its JSON file."""
 
 PEAK_BF16_FLOPS = {
     "B200": 2250e12,
@@ -50,25 +50,18 @@ def peak_flops(device_name: str) -> float | None:
     return next((peak for name, peak in PEAK_BF16_FLOPS.items() if name in device_name), None)
 
 
-def _at_its_last_stage(recipe: Recipe) -> Recipe:
-    """Return a recipe of questions at the end of its curriculum: earlier stages may have no latents."""
-    if not recipe.layout.questions:
-        return recipe
-    return dataclasses.replace(recipe, layout=recipe.layouts()[-1], phases=())
-
-
 class Contender:
     """One recipe, built as the training loop builds it, that trains and generates turn by turn.
 
-    Args:
-        recipe: the recipe to measure.
-        folder: the folder of a run; nothing is written to it.
+    A recipe of questions is at the end of its curriculum, since earlier stages may have no latents.
     """
 
-    def __init__(self, recipe: Recipe, parallel: Parallel, folder: Path = Path("bench")) -> None:
-        self.recipe = recipe = _at_its_last_stage(recipe)
-        self.run = loop.Run(recipe, folder, parallel, show=False)
+    def __init__(self, recipe: Recipe, parallel: Parallel) -> None:
         questions = recipe.layout.questions
+        if questions:
+            recipe = dataclasses.replace(recipe, layout=recipe.layouts()[-1], phases=())
+        self.recipe = recipe
+        self.run = loop.Run(recipe, Path("bench"), parallel, show=False)  # which writes nothing there
         self.prompts = openings(self.run.store, self.run.tokenizer, count=PROMPTS, questions=questions)
 
     def train(self, steps: int) -> float:
@@ -96,7 +89,7 @@ class Contender:
         return self.run.flops / self.run.plan.position(self.run.state.step).tokens
 
 
-def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> dict[str, Any]:
+def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2) -> Measured:
     """Measure both recipes in turns; the first turn of each warms up and is not counted.
 
     Returns:
@@ -105,71 +98,62 @@ def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2
     """
     parallel = setup(recipe.train.device)
     contenders = {"ours": Contender(recipe, parallel), "baseline": Contender(baseline, parallel)}
-    speeds: dict[str, dict[str, list[float]]] = {name: {"training": [], "generation": []} for name in contenders}
-    for turn in range(rounds + 1):
+    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
+    for _ in range(rounds + 1):
         for name, contender in contenders.items():
-            speed = {"training": contender.train(steps), "generation": contender.generate()}
-            if turn > 0:
-                for kind, value in speed.items():
-                    speeds[name][kind].append(value)
+            speeds[name].append((contender.train(steps), contender.generate()))
+    turns = {name: np.array(speeds[name][1:]).T for name in contenders}  # [training and generation, rounds]
     hardware = provenance.hardware(parallel.device)
     peak = peak_flops(hardware["name"])
-    result: dict[str, Any] = {
+    ratios = map(_spread, turns["ours"] / turns["baseline"])
+    result: Measured = {
         "hardware": hardware,
         "peak_flops": peak,
         "rounds": rounds,
         "steps_per_round": steps,
-        "ratio": {
-            kind: _spread([a / b for a, b in zip(speeds["ours"][kind], speeds["baseline"][kind])])
-            for kind in ("training", "generation")
-        },
+        "ratio": dict(zip(("training", "generation"), ratios)),
     }
     for name, contender in contenders.items():
-        training = _spread(speeds[name]["training"])
+        training, generation = map(_spread, turns[name])
         flops = contender.flops_per_token()
         result[name] = {
             "recipe": contender.recipe.name,
             "parameters": contender.run.parameters,
             "precision": contender.recipe.train.precision,
             "training_tokens_per_second": training,
-            "generation_tokens_per_second": _spread(speeds[name]["generation"]),
+            "generation_tokens_per_second": generation,
             "train_flops_per_token": flops,
             "mfu": training["median"] * flops / peak if peak else None,
-            "peak_memory_bytes": _in_own_process(contender.recipe, steps),
+            "peak_memory_bytes": memory_of_own_process(contender.recipe, steps),
         }
     return result
 
 
-def bench(families: list[str], out: Path | None) -> dict[str, Any]:
-    """Measure each family's `tiny` recipe against its baseline.
+def bench(names: list[str], out: Path | None) -> Measured:
+    """Measure each family's `tiny` recipe against its baseline, and write the result to `out` as JSON.
 
     Args:
-        families: names; an empty list means all families whose `tiny` recipe has a baseline.
-        out: a JSON file for the result.
+        names: names of families; an empty list means all families whose `tiny` recipe has a baseline.
 
     Raises:
-        InputError: an unknown family, one without a `tiny` recipe that names a baseline, or a folder that is missing.
+        InputError: a family without a `tiny` recipe that names a baseline, or a folder that is missing.
     """
-    known_names = known_families()
-    for name in families:
-        if name not in known_names:
-            raise InputError(f"no family is called {name!r}{nearest(name, known_names)}")
     check_place(out, "--out")
     pairs: dict[str, tuple[Recipe, Recipe]] = {}
-    for name in families or known_names:
-        tiny = (recipe for recipe in recipes_of(name) if recipe.name.endswith("/tiny") and recipe.baseline)
-        if recipe := next(tiny, None):
-            pairs[name] = recipe, get_recipe(recipe.baseline or "")
-        elif families:
-            raise InputError(f"the family {name!r} has no tiny recipe with a baseline: remove it")
-    measured = {name: measure(*pair) for name, pair in pairs.items()}
+    for name in families():
+        for recipe in recipes_of(name):
+            if recipe.name.endswith("/tiny") and recipe.baseline:
+                pairs.setdefault(name, (recipe, get_recipe(recipe.baseline)))
+    for name in names:
+        require(name in pairs, "families", name, f"use some of {', '.join(pairs)}{nearest(name, pairs)}")
+    measured = {name: measure(*pairs[name]) for name in names or pairs}
     result = {"commit": provenance.commit(), "versions": provenance.versions(), "families": measured}
     if out is not None:
         write_json(out, result)
     return result
 
 
-def print_bench(result: dict[str, Any]) -> None:
+def print_bench(result: Measured) -> None:
     """Print one row per contender: medians, and the range from the slowest to the fastest turn."""
     rows = table(result)
     print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
@@ -179,7 +163,7 @@ def print_bench(result: dict[str, Any]) -> None:
     print(f"\nMFU of {name}: {relative}")
 
 
-def table(result: dict[str, Any]) -> list[dict[str, str]]:
+def table(result: Measured) -> list[dict[str, str]]:
     """Return a row per contender, by the titles of columns."""
     rows = []
     for measured in result["families"].values():
@@ -201,8 +185,8 @@ def _range(values: dict[str, float], form: str) -> str:
     return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+def _spread(values: np.ndarray) -> dict[str, float]:
+    return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
 
 
 def _synchronise() -> None:
@@ -210,13 +194,14 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def _in_own_process(recipe: Recipe, steps: int) -> int | None:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(peak_memory, (recipe.to_dict(), steps))
-
-
-def peak_memory(recipe: dict[str, Any], steps: int) -> int | None:
+def memory_of_own_process(recipe: Recipe, steps: int) -> int | None:
     """Return peak bytes of a process that trains a few steps: allocated on the GPU, or resident on a CPU."""
-    parallel = setup(recipe["train"]["device"])
-    Contender(Recipe.from_dict(recipe), parallel).train(steps)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(peak_memory, (recipe, steps))
+
+
+def peak_memory(recipe: Recipe, steps: int) -> int | None:
+    """Return peak bytes of this process after a few steps of training."""
+    parallel = setup(recipe.train.device)
+    Contender(recipe, parallel).train(steps)
     return memory.peak_memory(parallel.device)

@@ -13,28 +13,23 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from transformers import PreTrainedTokenizerBase
-
 from mentalese import provenance
 from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Matched, Row
-from mentalese.compare.jobs import Job, Result, Then, check_jobs, run_jobs
+from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
 from mentalese.compare.report import write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
-from mentalese.data.split import Split
 from mentalese.data.store import prepare, tokenizer_name
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.options import AblationOptions
 from mentalese.files import check_page, read_json, sealed, write_json
 from mentalese.models.base import LanguageModel, count_parameters
-from mentalese.models.build import build_model
 from mentalese.models.saved import load
 from mentalese.recipe import LENGTHS, Recipe
 from mentalese.screen import progress
@@ -42,8 +37,12 @@ from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import RunResult, check_folder
+from mentalese.training.start import outline
 
 Match = Literal["params", "tokens", "flops"]
+TunedFields = Mapping[str, Sequence[str]]
+Fit = Callable[[Recipe], Recipe]
+"""A recipe to the same recipe at the length that all runs share."""
 
 PARAMETER_TOLERANCE = 0.01
 MOST_SEEDS = 1000
@@ -81,13 +80,12 @@ def compare(
     *,
     match: Match | None = None,
     seeds: int = 1,
-    tuned_fields: Mapping[str, Sequence[str]] | None = None,
+    tuned_fields: TunedFields | None = None,
     jobs: int | None = None,
     executor: str | None = None,
     ablate: bool = False,
     show: bool = True,
-    train: Callable[..., RunResult] = loop.train,
-) -> dict[str, Any]:
+) -> RunResult:
     """Train and evaluate every recipe with every seed; write `compare.json` and `report.html` into `out`.
 
     Args:
@@ -99,9 +97,7 @@ def compare(
         tuned_fields: `section.field` -> values; each recipe is first trained with all values, under another seed, and
             compared with its best setting on the validation split (`mentalese.compare.tuning`).
         jobs, executor: runs at once, and where, see `run_jobs`.
-        ablate: also score the first seed's model of each recipe that thinks, without its thoughts, see
-            `mentalese.evaluation.ablation`.
-        train: function that trains one recipe in one folder.
+        ablate: also score the first seed's model of each recipe that thinks, without its thoughts.
 
     Returns:
         The content of `compare.json`.
@@ -113,19 +109,18 @@ def compare(
     check_jobs(jobs, executor)
     _check(recipes, seeds)
     check_page(out / "report.html", "compare.json")
-    _check_tuned(recipes, tuned_fields or {}, match)
-    if match in ("tokens", "flops"):
-        recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
+    tuned_fields = tuned_fields or {}
+    _check_tuned(recipes, tuned_fields, match)
+    fit: Fit = lambda recipe: recipe  # noqa: E731
     if match == "params":
-        _check_parameters(recipes, tuned_fields or {}, show)
-    fit = _fit(recipes[0], match, seeds, show) if match in ("tokens", "flops") else lambda recipe: recipe
+        _check_parameters(recipes, tuned_fields, show)
+    elif match is not None:
+        recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
+        fit = _fit(recipes[0], match, seeds, show)
     tuned: list[Tuned] = []
     if tuned_fields:
         tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
-
-    def run(work: Sequence[Job], then: Then) -> list[Result]:
-        return run_jobs(work, count=jobs, executor=executor, train=train, then=then, show=show)
-
+    run = partial(run_jobs, count=jobs, executor=executor, show=show)
     final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
     matched = Matched(match)
     if match in ("tokens", "flops"):
@@ -152,10 +147,10 @@ def compare(
 def _train(
     recipes: Sequence[Recipe],
     tuned: Sequence[Tuned],
-    fit: Callable[[Recipe], Recipe],
+    fit: Fit,
     out: Path,
     seeds: int,
-    run: Callable[[Sequence[Job], Then], list[Result]],
+    run: Callable[..., list[Result]],
 ) -> tuple[list[Recipe], list[list[RunResult]]]:
     """Return every recipe as it is reported, and the results of its seeds.
 
@@ -191,12 +186,12 @@ def _train(
         tuned[i].add([results[other.folder] for other in work[i]])
         return begin(i)
 
-    run([job for i in range(len(recipes)) for job in begin(i)], then)
+    run([job for i in range(len(recipes)) for job in begin(i)], then=then)
     reported = [[results[job.folder] or {} for job in work[i]] for i in range(len(recipes))]  # these may not diverge
     return [final[i] for i in range(len(recipes))], reported
 
 
-def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Callable[[Recipe], Recipe]:
+def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Fit:
     """Return a function that sets a recipe's length to the cost of the first recipe, the median over seeds.
 
     The first recipe keeps its length, unless a tuned field can change its cost.
@@ -241,45 +236,30 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 
 
 def _check(recipes: list[Recipe], seeds: int) -> None:
-    if len(recipes) < 2:
-        raise InputError(f"recipes are {[r.name for r in recipes]}: use at least two")
-    if not 1 <= seeds <= MOST_SEEDS:
-        raise InputError(f"seeds is {seeds}: use 1 to {MOST_SEEDS:,}")
-    names = [recipe.name for recipe in recipes]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"recipes name {name!r} twice: name each once (--seeds repeats runs)")
-    for one, other in itertools.combinations(names, 2):
-        if _folder(Path(), one) == _folder(Path(), other):
-            raise InputError(f"recipes name {one!r} and {other!r}, whose runs have one folder: change one name")
-    first = recipes[0]
+    require(len(recipes) > 1, "recipes", [recipe.name for recipe in recipes], "use at least two")
+    require(1 <= seeds <= MOST_SEEDS, "seeds", seeds, f"use 1 to {MOST_SEEDS:,}")
+    for pair in itertools.combinations([recipe.name for recipe in recipes], 2):
+        folders = {_folder(Path(), name) for name in pair}
+        require(len(folders) == 2, "recipes", pair, "use names with different folders, each once")
+    shared = (*_SHARED, ("train", "seed")) if seeds >= SEEDS_FOR_A_TEST else _SHARED  # tested seed by seed
     for recipe in recipes[1:]:
-        if seeds >= SEEDS_FOR_A_TEST and recipe.train.seed != first.train.seed:
-            raise InputError(
-                f"train.seed is {first.train.seed} in {first.name} and {recipe.train.seed} in {recipe.name}: runs are "
-                "tested seed by seed, so set the same for both"
-            )
-        for section, field in _SHARED:
-            one, other = (getattr(getattr(r, section), field) for r in (first, recipe))
-            if one != other:
-                raise InputError(
-                    f"{section}.{field} is {one!r} in {first.name} and {other!r} in {recipe.name}: "
-                    "runs are only comparable on the same text, tokens and protocol, so set it for both"
-                )
+        for section, field in shared:
+            one, other = (getattr(getattr(r, section), field) for r in (recipes[0], recipe))
+            same = f"set it to {one!r}, as in {recipes[0].name}: only runs that share it are comparable"
+            require(one == other, f"{section}.{field} of {recipe.name}", other, same)
 
 
-def _check_tuned(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], match: Match | None) -> None:
-    shared = [".".join(place) for place in _SHARED]
-    for name in tuned_fields:
-        if name.replace("-", "_") in shared:
-            raise InputError(f"{name} is tuned: all recipes have to agree on it to be compared, so remove it")
-        if match in ("tokens", "flops") and name.replace("-", "_") in _MATCHED:
-            raise InputError(f"{name} is tuned and {match} are matched, which sets it for all runs: remove one of both")
+def _check_tuned(recipes: list[Recipe], tuned_fields: TunedFields, match: Match | None) -> None:
+    fixed = [".".join(place) for place in _SHARED]
+    fixed += _MATCHED if match in ("tokens", "flops") else ()
+    for name, values in tuned_fields.items():
+        free = name.replace("-", "_") not in fixed
+        require(free, f"tuned {name}", values, "remove it, since all recipes have to agree on it to be compared")
     for recipe in recipes:
         grid(recipe, tuned_fields)
 
 
-def _check_parameters(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence[str]], show: bool) -> None:
+def _check_parameters(recipes: list[Recipe], tuned_fields: TunedFields, show: bool) -> None:
     """Every recipe, with every setting that is tried, against the first one."""
     if any(name.startswith("model.") for name in tuned_fields):
         tried = [
@@ -288,56 +268,45 @@ def _check_parameters(recipes: list[Recipe], tuned_fields: Mapping[str, Sequence
             for settings in grid(recipe, tuned_fields)
         ]
         recipes = [recipes[0], *tried]
-    counts = [count_parameters(_Outline.of(recipe, show).model)["non_embedding"] for recipe in recipes]
-    for recipe, count in zip(recipes[1:], counts[1:]):
-        off = count / counts[0] - 1
-        if abs(off) > PARAMETER_TOLERANCE:
-            more = "more" if off > 0 else "fewer"
-            raise InputError(
-                f"{recipe.name} has {count:,} non-embedding parameters, {abs(off):.1%} {more} "
-                f"than {recipes[0].name} ({counts[0]:,}): matching parameters allows {PARAMETER_TOLERANCE:.0%}, so "
-                "change its model's sizes or use match=tokens or match=flops"
-            )
+    first, *others = [count_parameters(_outline(recipe, show)[0])["non_embedding"] for recipe in recipes]
+    for recipe, count in zip(recipes[1:], others):
+        off = count / first - 1
+        require(
+            abs(off) <= PARAMETER_TOLERANCE,
+            f"non-embedding parameters of {recipe.name}",
+            count,
+            f"{recipes[0].name} has {abs(off):.1%} {'fewer' if off > 0 else 'more'}, and matching allows "
+            f"{PARAMETER_TOLERANCE:.0%}; change its model's sizes, or use match=tokens or match=flops",
+        )
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """A recipe's model on the meta device, with its text."""
-
-    model: LanguageModel
-    tokens: Split
-    tokenizer: PreTrainedTokenizerBase
-
-    @classmethod
-    def of(cls, recipe: Recipe, show: bool) -> _Outline:
-        store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
-        with torch.device("meta"):
-            return cls(build_model(recipe.model, tokenizer, seed=0), store.splits["train"], tokenizer)
-
-    def plan(self, recipe: Recipe) -> Plan:
-        return Plan(self.tokens, recipe, self.tokenizer)
+def _outline(recipe: Recipe, show: bool) -> tuple[LanguageModel, Callable[[Recipe], Plan]]:
+    """Return a recipe's model on the meta device, and a function that plans its training at some length."""
+    store, tokenizer = prepare(recipe.data, recipe.layout, show=show)
+    model, _ = outline(recipe, tokenizer)
+    return model, lambda recipe: Plan(store.splits["train"], recipe, tokenizer)
 
 
 def _cost(recipe: Recipe, match: str, show: bool) -> int:
     """Tokens or FLOPs that training a recipe takes."""
     if match == "tokens" and recipe.train.tokens is not None:
         return recipe.train.tokens
-    outline = _Outline.of(recipe, show)
-    plan = outline.plan(recipe)
+    model, plan_of = _outline(recipe, show)
+    plan = plan_of(recipe)
     tokens = plan.position(plan.total_steps).tokens
     if match == "tokens":
         return tokens
     micros = recipe.train.gradient_accumulation_steps
-    return round(flops_per_token(outline.model, plan, micros, _COUNTED_STEPS, seed=recipe.train.seed) * tokens)
+    return round(flops_per_token(model, plan, micros, _COUNTED_STEPS, seed=recipe.train.seed) * tokens)
 
 
 def _with_flops(recipe: Recipe, budget: int, show: bool) -> Recipe:
     """Return the recipe at the length whose training costs `budget` FLOPs, up to a step or `FLOPS_TOLERANCE`."""
-    outline = _Outline.of(recipe, show)
+    model, plan_of = _outline(recipe, show)
     micros = recipe.train.gradient_accumulation_steps
 
     def each(recipe: Recipe, samples: int) -> float:
-        return flops_per_token(outline.model, outline.plan(recipe), micros, samples)
+        return flops_per_token(model, plan_of(recipe), micros, samples)
 
     for _ in range(2):
         recipe = _with_tokens(recipe, max(1, round(budget / each(recipe, 16))))
@@ -403,7 +372,10 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
         folder = run_folder(out, row.name, run["seed"])
         path = folder / "ablation.json"
         result = read_json(path) if path.is_file() else {}
-        if not _is_whole(result, run):
+        # `mentalese ablate` may have written one of other or less text.
+        whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
+        size = result.get("questions", result.get("documents"))
+        if (result.get("split"), result.get("data_hash"), size) != whole:
             saved = load(folder)
             if not has_own_thoughts(saved):
                 continue
@@ -413,10 +385,3 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
             if not path.exists():
                 write_json(path, sealed(result))
         row.ablation = result
-
-
-def _is_whole(found: dict[str, Any], run: RunResult) -> bool:
-    """Test if an ablation is of the test split of a run, and not one of `mentalese ablate` on other or less text."""
-    size = found.get("questions", found.get("documents"))
-    whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
-    return (found.get("split"), found.get("data_hash"), size) == whole

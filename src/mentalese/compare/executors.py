@@ -18,7 +18,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, TypedDict
 
 import torch
 
@@ -27,12 +27,21 @@ from mentalese.install import install_command
 from mentalese.recipe import Recipe
 from mentalese.training import loop
 
-CLUSTERS = ("slurm", "local")
+if TYPE_CHECKING:
+    import submitit
+
 A_DAY = 24 * 60
 """Minutes that a job of a cluster may take if `timeout_min` is not set; submitit's own limit is five."""
 
-Order = dict[str, Any]
 Outcome = dict[str, str]
+
+
+class Order(TypedDict):
+    """A recipe as data, the folder of its run, and the command that the result names."""
+
+    recipe: dict[str, object]
+    folder: str
+    argv: list[str]
 
 
 class Running(Protocol):
@@ -44,7 +53,7 @@ class Running(Protocol):
 
 def train_order(order: Order) -> Outcome:
     """Train the recipe of an order; return `error` and `message` of an error, if there was one."""
-    sys.argv = order["argv"]  # the command that the result names
+    sys.argv = order["argv"]
     try:
         loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
     except (FloatingPointError, InputError) as error:
@@ -61,80 +70,61 @@ class Processes:
     poll_seconds = 0.1
 
     def __init__(self, count: int) -> None:
-        self.threads = ThreadPoolExecutor(count)
-        self.started: list[_Process] = []
-        self.idle: list[_Process] = []
+        self.processes: list[tuple[subprocess.Popen[str], IO[str]]] = []  # and the file of what it prints
+        self.mine = threading.local()
+        self.threads = ThreadPoolExecutor(count, initializer=self._start)  # a thread for each process
 
-    def submit(self, order: Order, logs: Path) -> Running:
-        """Start a training."""
-        if not self.idle:
-            self.idle.append(_Process(slot=len(self.started)))
-            self.started += self.idle
-        return self.threads.submit(self._train, order, self.idle.pop())
-
-    def _train(self, order: Order, process: _Process) -> Outcome:
-        outcome = process.train(order)
-        self.idle.append(process)
-        return outcome
-
-    def stop(self) -> None:
-        """End all running trainings, each with a checkpoint."""
-        for process in self.started:
-            process.end_input()
-        self.threads.shutdown()
-        for process in self.started:
-            process.wait()
-
-
-class _Process:
-    def __init__(self, slot: int) -> None:
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+    def _start(self) -> None:
+        environment = dict(os.environ)
+        if gpus := torch.cuda.device_count():
+            visible = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[len(self.processes) % gpus]
+        else:
+            environment["OMP_NUM_THREADS"] = "1"
+        log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         # A separate session: Ctrl-C reaches only this process, which stops the others in order.
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.log,
-            env=_environment(slot),
+            stderr=log,
+            text=True,
+            env=environment,
             start_new_session=True,
         )
+        self.mine.process = process, log
+        self.processes.append(self.mine.process)
 
-    def train(self, order: Order) -> Outcome:
-        """Send an order and wait for its outcome."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps(order).encode() + b"\n")
-        stdin.flush()
-        if line := stdout.readline():
+    def submit(self, order: Order, logs: Path) -> Running:
+        """Start a training."""
+        return self.threads.submit(self._train, order)
+
+    def _train(self, order: Order) -> Outcome:
+        process, log = self.mine.process
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        if line := process.stdout.readline():
             outcome: Outcome = json.loads(line)
             return outcome
-        self.log.seek(0)
-        lines = self.log.read().decode(errors="replace").strip().splitlines()
-        raise RuntimeError(": ".join([f"training in {order['folder']} ended early", *lines[-1:]]))
+        log.seek(0)
+        raise RuntimeError(": ".join([f"training in {order['folder']} ended early", *log.read().splitlines()[-1:]]))
 
-    def end_input(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def wait(self) -> None:
-        with self.process, self.log:  # which wait for the process and close its files
-            pass
-
-
-def _environment(slot: int) -> dict[str, str]:
-    environment = dict(os.environ)
-    if gpus := torch.cuda.device_count():
-        visible = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        return environment | {"CUDA_VISIBLE_DEVICES": visible.split(",")[slot % gpus]}
-    return environment | {"OMP_NUM_THREADS": "1"}
+    def stop(self) -> None:
+        """End all running trainings, each with a checkpoint."""
+        for process, _ in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        self.threads.shutdown()
+        for process, log in self.processes:
+            with process, log:  # which wait for the process and close its files
+                pass
 
 
 def main() -> int:
     """Train the orders that come in on standard input, one line each; print the outcome of each as a line."""
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is not an outcome
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(orders,), daemon=True).start()
     while line := orders.get():
         try:
@@ -145,14 +135,12 @@ def main() -> int:
     return 0
 
 
-def _receive(orders: queue.SimpleQueue[str]) -> None:
+def _receive(orders: queue.SimpleQueue[bytes]) -> None:
     """Pass lines on; the end of standard input, with which the parent ends, stops a training in order."""
-    rest = b""
-    while piece := os.read(0, 1 << 16):  # not through `sys.stdin`, which the interpreter needs at exit
-        *lines, rest = (rest + piece).split(b"\n")
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # the interpreter needs `sys.stdin` at exit
         for line in lines:
-            orders.put(line.decode())
-    orders.put("")
+            orders.put(line)
+    orders.put(b"")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -175,22 +163,20 @@ class Cluster:
 
     def __init__(self, executor: str) -> None:
         self.cluster, _, options = executor.partition(":")
-        if self.cluster not in CLUSTERS:
-            raise InputError(f"executor is {executor!r}: use slurm or local, with options as slurm:timeout_min=60")
         self.options: dict[str, str | int] = {"timeout_min": A_DAY}
-        for word in filter(None, options.split(",")):
-            name, equals, value = (part.strip() for part in word.partition("="))
-            if not (name and equals and value):
-                raise InputError(f"executor has the option {word!r}: use name=value, e.g. timeout_min=60")
-            self.options[name] = int(value) if value.isdecimal() else value
-        self.jobs: list[Any] = []
+        words = [word.partition("=") for word in options.split(",") if word]
+        if self.cluster not in ("slurm", "local") or not all(name and value for name, _, value in words):
+            raise InputError(
+                f"executor is {executor!r}: use slurm or local, with options as slurm:timeout_min=60", "executor"
+            )
+        self.options |= {name: int(value) if value.isdecimal() else value for name, _, value in words}
+        self.jobs: list[submitit.Job[Outcome]] = []
         self._engine(Path("unused"))
 
     def submit(self, order: Order, logs: Path) -> Running:
         """Start a training; the folder `logs` is for its output."""
-        job: Running = self._engine(logs).submit(_Training(order))
-        self.jobs.append(job)
-        return job
+        self.jobs.append(self._engine(logs).submit(_Training(order)))
+        return self.jobs[-1]
 
     def stop(self) -> None:
         """Cancel all running jobs."""
@@ -199,7 +185,7 @@ class Cluster:
                 with contextlib.suppress(OSError):
                     job.cancel(check=False)
 
-    def _engine(self, logs: Path) -> Any:
+    def _engine(self, logs: Path) -> submitit.AutoExecutor:
         try:
             import submitit
         except ModuleNotFoundError as error:
@@ -223,7 +209,7 @@ class _Training:
             torch.set_num_threads(1)
         return train_order(self.order)
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """Return the submission that submitit sends again; the run writes checkpoints itself."""
         from submitit.helpers import DelayedSubmission
 

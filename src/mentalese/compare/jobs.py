@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mentalese.compare.executors import Cluster, Outcome, Processes, Running
-from mentalese.errors import InputError
+from mentalese.compare.executors import Cluster, Order, Outcome, Processes, Running
+from mentalese.errors import InputError, require
 from mentalese.files import read_json, sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.screen import Progress, progress
@@ -60,7 +60,6 @@ def run_jobs(
     *,
     count: int | None = None,
     executor: str | None = None,
-    train: Callable[..., RunResult] = loop.train,
     then: Then = lambda *_: (),
     show: bool = True,
 ) -> list[Result]:
@@ -69,7 +68,6 @@ def run_jobs(
     Args:
         count: number of jobs at once, each in a separate process; `None`: all in this process, one after the other.
         executor: cluster that runs the jobs instead, `count` at once, see `mentalese.compare.executors.Cluster`.
-        train: function that trains one recipe in one folder of this process.
         then: function that returns further jobs for each result, in this process.
 
     Raises:
@@ -84,19 +82,20 @@ def run_jobs(
     elif count is not None:
         _run(work, Processes(count), count, show)
     else:
-        while (index := work.take()) is not None:
-            work.finish(index, _in_this_process(work.jobs[index], train, show))
+        while work.waiting:
+            index = work.take()
+            work.finish(index, _in_this_process(work.jobs[index], show))
     return [work.results[i] for i in range(len(work.jobs))]
 
 
 def check_jobs(count: int | None, executor: str | None) -> None:
     """Raise `InputError` for a number of jobs or an executor that `run_jobs` cannot use."""
-    if count is not None and count < 1:
-        raise InputError(f"jobs is {count}: use at least 1")
+    require(count is None or count > 0, "jobs", count, "use at least 1")
+    # Each rank would send all jobs, as ranks of its own.
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1 and (executor is not None or (count or 1) > 1):  # each rank would send all jobs, as ranks of its own
-        setting = f"jobs is {count}" if executor is None else f"executor is {executor!r}"
-        raise InputError(f"{setting}, and {ranks} processes share each training: use one of both")
+    alone = f"{ranks} processes share each training, so remove it"
+    require(ranks == 1 or count in (None, 1), "jobs", count, alone)
+    require(ranks == 1 or executor is None, "executor", executor, alone)
     if executor is not None:
         Cluster(executor)
 
@@ -111,9 +110,9 @@ class _Work:
         self.then = then
         self._add(jobs)
 
-    def take(self) -> int | None:
-        """Return the index of the job that is next; `None` if none waits."""
-        return heapq.heappop(self.waiting)[1] if self.waiting else None
+    def take(self) -> int:
+        """Return the index of the job that is next, which then waits no more."""
+        return heapq.heappop(self.waiting)[1]
 
     def finish(self, index: int, result: Result) -> None:
         self.results[index] = result
@@ -129,9 +128,9 @@ class _Work:
                 heapq.heappush(self.waiting, (job.priority, index))
 
 
-def _in_this_process(job: Job, train: Callable[..., RunResult], show: bool) -> Result:
+def _in_this_process(job: Job, show: bool) -> Result:
     try:
-        return train(job.recipe, job.folder, resume=True, show=show)
+        return loop.train(job.recipe, job.folder, resume=True, show=show)
     except FloatingPointError as error:
         _note_divergence(job, str(error))
         return None
@@ -145,9 +144,10 @@ def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> 
         try:
             while running or work.waiting:
                 _report(work, running, shares, bar)
-                while len(running) < count and (index := work.take()) is not None:
+                while len(running) < count and work.waiting:
+                    index = work.take()
                     job = work.jobs[index]
-                    order = {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
+                    order = Order(recipe=job.recipe.to_dict(), folder=str(job.folder), argv=sys.argv)
                     running[index] = executor.submit(order, job.folder.parent / "submitit")
                 for index in [index for index, training in running.items() if training.done()]:
                     work.finish(index, _result(work.jobs[index], running.pop(index).result()))
@@ -167,9 +167,6 @@ def _result(job: Job, outcome: Outcome) -> Result:
     return read_json(job.folder / "result.json")
 
 
-# -- runs that diverged ------------------------------------------------------------------------------------------------
-
-
 def _has_diverged(job: Job) -> bool:
     """Test if the folder records that the same job diverged before."""
     path = job.folder / "diverged.json"
@@ -181,9 +178,6 @@ def _note_divergence(job: Job, message: str) -> None:
         raise FloatingPointError(f"{job.folder}: {message}")
     noted = {"fingerprint": job.recipe.fingerprint(), "message": message}
     write_json(job.folder / "diverged.json", sealed(noted))
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------
 
 
 def _report(work: _Work, running: dict[int, Running], shares: list[float], bar: Progress) -> None:
