@@ -224,7 +224,7 @@ def test_what_cannot_be_drawn_is_refused(model: Path, recipe: Recipe, tmp_path: 
             write_figure("conceptlm/concepts", [str(path) for path in paths], out, text)
         assert not out.exists()
 
-    refused(model, model, says="shows one model, and 2 were given")
+    refused(model, model, says="needs MODEL, and 2 were given")
     refused(model, text="a", says=f"the text has 2 tokens with its start: use one of {SIZE} .* to {LENGTH}")
     refused(model, text="word " * LENGTH, says="tokens with its start: use one of")
     context = saved(tmp_path / "context", recipe, codebook=None, ncp_weight=0.0, vq_weight=0.0)

@@ -291,7 +291,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
     shared = saved(tmp_path / "shared", recipe, shared_latents=True)
     for name in ("reconstruction", "words", "inference"):
         refused(name, plain, says=r"no thoughts \(num_latents is 0\): use a model with thoughts")
-        refused(name, run, plain, says="shows one model, and 2 were given")
+        refused(name, run, plain, says="needs MODEL, and 2 were given")
     for name in ("reconstruction", "words"):
         refused(name, shared, says="one set of thoughts for all layers .* use a model whose layers have their own")
     refused("words", run, text="word " * LENGTH, says=f"tokens with its start, and the model reads {LENGTH}: shorten")

@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mentalese.analyses.drawing import COLORS, MARKERS, Figure, canvas, count_axis, percent_axis, read_result
+from mentalese.analyses.drawing import (
+    COLORS,
+    MARKERS,
+    Drawing,
+    Figure,
+    Numbers,
+    canvas,
+    count_axis,
+    percent_axis,
+    read_result,
+)
 from mentalese.errors import InputError
 from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, metric_of
 from mentalese.formatting import by_next_token
 
 
-def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def _curves(paths: list[str]) -> Drawing:
     """Draw validation perplexity and training loss of the next token against tokens.
 
     For runs of questions, draw accuracy against steps.
@@ -24,7 +34,7 @@ def _curves(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     metric = metrics[0]
     clocks = f"{metric.clock.removesuffix('s')}s"
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
-    numbers: dict[str, Any] = {"runs": []}
+    numbers: Numbers = {"runs": []}
     ends: dict[int, set[int]] = {}  # the last steps of stages, and which
     for i, (path, result) in enumerate(zip(paths, results)):
         color, test = COLORS[i % len(COLORS)], result["test"][metric.name]

@@ -15,6 +15,9 @@ from mentalese.files import read_json
 from mentalese.formatting import short_count
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure as Picture
 
     from mentalese.data.batch import Batch
@@ -36,7 +39,7 @@ class Figure:
 
     Attributes:
         description: one line for `mentalese list`.
-        takes: the kind of paths, e.g. `RUN ...`.
+        takes: the kinds of paths: `RUN ...` (one or more), `MODEL`, or `MODEL [OTHER]` (one or two).
         draw: function from paths (and `text=` if `reads_text`) to a matplotlib figure and its numbers, for JSON.
         reads_text: the figure shows how a model reads one text.
         reads_source: the figure reads many texts or questions; `draw` then takes `source=` and `documents=`.
@@ -48,15 +51,15 @@ class Figure:
     reads_text: bool = False
     reads_source: bool = False
 
+    def check_paths(self, name: str, paths: Sequence[str]) -> None:
+        """Raise `InputError` unless there are as many paths as the figure takes."""
+        kinds = self.takes.split()
+        counts = range(sum(kind[0] != "[" for kind in kinds), len(kinds) + 1)
+        if not paths or ("..." not in kinds and len(paths) not in counts):
+            raise InputError(f"the figure {name} needs {self.takes}, and {len(paths) or 'none'} were given")
+
 
 # -- reading runs ------------------------------------------------------------------------------------------------------
-
-
-def only_path(paths: Sequence[str], figure: str) -> str:
-    """Return the path of a figure of one model; raises `InputError` for several."""
-    if len(paths) != 1:
-        raise InputError(f"the figure {figure} shows one model, and {len(paths)} were given: use one path")
-    return paths[0]
 
 
 def read_result(path: str) -> Numbers:
@@ -122,7 +125,7 @@ def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> 
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Picture, Any]:
+def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Picture, np.ndarray]:
     """Return a matplotlib figure of `width` by `height` inches, and its axes [rows, columns]."""
     from matplotlib.figure import Figure as Canvas
 
@@ -161,25 +164,36 @@ def mean_and_std(values: Any) -> dict[str, list[float]]:
     return {"mean": rows.mean(0).tolist(), "std": rows.std(0).tolist()}
 
 
-def band(panel: Any, x: Sequence[float], series: dict[str, list[float]], **style: Any) -> None:
+def band(panel: Axes, x: Sequence[float], series: dict[str, list[float]], **style: Any) -> None:
     """Draw a line through the means of `mean_and_std`, in a band of one standard deviation."""
     mean, std = np.array(series["mean"]), np.array(series["std"])
     panel.plot(x, mean, **style)
     panel.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def count_axis(axis: Any, label: str) -> None:
+def heat_map(panel: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], **style: Any) -> QuadMesh:
+    """Draw values [rows, columns] as cells with names at their rows and columns."""
+    image = panel.pcolormesh(values, edgecolors="white", linewidth=1, **style)
+    panel.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=8, parse_math=False)
+    panel.set_yticks(np.arange(len(rows)) + 0.5, rows)
+    panel.tick_params(length=0)
+    panel.grid(visible=False)
+    panel.spines[:].set_visible(False)
+    return image
+
+
+def count_axis(axis: Axis, label: str) -> None:
     """Format an axis of large numbers: 500k, 1.34M, 20M."""
     axis.set_major_formatter(lambda value, _: short_count(value))
     axis.set_label_text(label)
 
 
-def percent_axis(axis: Any) -> None:
+def percent_axis(axis: Axis) -> None:
     """Format an axis of shares: 0%, 50%, 100%, or 50.5% if ticks are close."""
     axis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 
-def ticks_at(axis: Any, values: Sequence[float]) -> None:
+def ticks_at(axis: Axis, values: Sequence[float]) -> None:
     """On a logarithmic axis of counts: ticks at these values, if there is room, and nowhere else."""
     from matplotlib.ticker import FixedLocator, NullLocator
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.analyses.curves import CURVES
-from mentalese.analyses.drawing import Figure
+from mentalese.analyses.drawing import Drawing, Figure, Numbers
 from mentalese.errors import InputError, nearest
 from mentalese.files import check_place, read_json
 from mentalese.install import install_command
@@ -35,7 +35,7 @@ _STYLE = {
 }
 
 
-def _positions(paths: list[str], **options: Any) -> tuple[Any, dict[str, Any]]:
+def _positions(paths: list[str], **options: Any) -> Drawing:
     from mentalese.analyses.positions import draw_positions
 
     return draw_positions(paths, **options)
@@ -68,7 +68,7 @@ def write_figure(
     *,
     source: str | None = None,
     documents: int | None = None,
-) -> dict[str, Any]:
+) -> Numbers:
     """Draw a figure into `out`, write its numbers next to it as JSON, and return them.
 
     Args:
@@ -87,8 +87,7 @@ def write_figure(
     if name not in available:
         raise InputError(f"no figure is called {name!r}{nearest(name, available)} (`mentalese list` shows all)")
     figure = available[name]
-    if not paths:
-        raise InputError(f"the figure {name} needs {figure.takes}, and none was given")
+    figure.check_paths(name, paths)
     if out.suffix not in FORMATS:
         raise InputError(f"--out is {str(out)!r}: use a file that ends in {', '.join(FORMATS)}")
     check_place(out, "--out")

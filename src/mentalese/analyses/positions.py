@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mentalese.analyses.drawing import canvas, line_style, ticks_at
+from mentalese.analyses.drawing import Drawing, canvas, line_style, ticks_at
 from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
@@ -39,9 +39,7 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[
     return spans
 
 
-def draw_positions(
-    paths: Sequence[str], *, source: str | None = None, documents: int | None = None
-) -> tuple[Any, dict[str, Any]]:
+def draw_positions(paths: Sequence[str], *, source: str | None = None, documents: int | None = None) -> Drawing:
     """Draw nats per token against the place in the document, of models on the test split of one text.
 
     Args:

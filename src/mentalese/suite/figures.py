@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mentalese.analyses.drawing import COLORS, Figure, canvas, footnote, only_path, percent_axis
+from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas, footnote, percent_axis
 from mentalese.errors import InputError
 from mentalese.files import read_json
 from mentalese.formatting import method_name, scored_as
@@ -16,9 +16,9 @@ ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": 
 _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
-def _tasks(paths: list[str], figure: str, text: bool) -> list[dict[str, Any]]:
+def _tasks(paths: list[str], text: bool) -> list[dict[str, Any]]:
     """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or the tasks of generated text."""
-    path = only_path(paths, figure)
+    [path] = paths
     try:
         tasks = read_json(Path(path))["tasks"]
         matches = [task for task in tasks if task["spec"].startswith("file:") == text]
@@ -46,13 +46,13 @@ def _draw(panel: Any, row: int, role: str, mean: float, interval: Any, seeds: An
     panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
 
 
-def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def _suite(paths: list[str]) -> Drawing:
     """Return a panel per task, a row per method: each seed, the mean, and its 95% interval."""
-    tasks = _tasks(paths, "suite", text=False)
+    tasks = _tasks(paths, text=False)
     rows = [len(task["methods"]) for task in tasks]
     height = 0.9 + sum(0.75 + 0.3 * count for count in rows)
     picture, panels = canvas(len(tasks), 1, 7.5, height, sharex=True, gridspec_kw={"height_ratios": rows})
-    numbers: dict[str, Any] = {"tasks": []}
+    numbers: Numbers = {"tasks": []}
     for (panel,), task in zip(panels, tasks):
         methods = task["methods"]
         for row, method in enumerate(methods):
@@ -79,11 +79,11 @@ def _suite(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     return picture, numbers
 
 
-def _suite_text(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def _suite_text(paths: list[str]) -> Drawing:
     """Return a panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
     from mentalese.suite.judge import interval_of
 
-    task, *_ = _tasks(paths, "suite-text", text=True)
+    task, *_ = _tasks(paths, text=True)
     methods, seeds = task["methods"], task["seeds"]
     scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
     scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}

@@ -22,7 +22,6 @@ from mentalese.analyses.drawing import (
     footnote,
     in_rows,
     line_style,
-    only_path,
     percent_axis,
     read_result,
     read_run,
@@ -194,7 +193,7 @@ def concepts(paths: list[str], text: str) -> Drawing:
     from mentalese.data.batch import to_device
     from mentalese.families.conceptlm.codebook import nearest_codes, usage
 
-    path = only_path(paths, "conceptlm/concepts")
+    [path] = paths
     saved, model = _open(path)
     config, source, size = model.config, saved.data.source, model.config.chunk_size
     batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)

@@ -27,7 +27,6 @@ from mentalese.analyses.drawing import (
     in_rows,
     line_style,
     mean_and_std,
-    only_path,
     percent_axis,
     read_result,
     ticks_at,
@@ -66,9 +65,9 @@ def _open(path: str) -> tuple[Saved, LTMForCausalLM]:
     return saved, cast("LTMForCausalLM", saved.model)
 
 
-def _one(paths: list[str], name: str, *, layered: bool = False) -> tuple[Saved, LTMForCausalLM, str]:
+def _one(paths: list[str], *, layered: bool = False) -> tuple[Saved, LTMForCausalLM, str]:
     """Return the only model, which must have thoughts, and its name; `layered`: with thoughts for each layer."""
-    path = only_path(paths, f"latent_thought/{name}")
+    [path] = paths
     saved, model = _open(path)
     if not model.config.num_latents:
         raise InputError(f"{path} has no thoughts (num_latents is 0): use a model with thoughts")
@@ -113,7 +112,7 @@ def reconstruction(paths: list[str]) -> Drawing:
     """Draw the share of a text's tokens that the thoughts of only the first layers reconstruct at their positions."""
     import torch
 
-    saved, model, label = _one(paths, "reconstruction", layered=True)
+    saved, model, label = _one(paths, layered=True)
     shares: dict[str, list[Tensor]] = {"free-running": [], "teacher-forced": []}
     for batch in batches(saved, saved.split("validation"), f"Reconstructing with {label}", SEQUENCES):
         counted = torch.nn.functional.pad(batch["labels"][:, 1:] != -100, (1, 0))
@@ -146,7 +145,7 @@ def words(paths: list[str], text: str) -> Drawing:
     from mentalese.data.batch import to_device
     from mentalese.data.tokenizers import corpus_encoder
 
-    saved, model, label = _one(paths, "words", layered=True)
+    saved, model, label = _one(paths, layered=True)
     batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)
     ids, length = batch["input_ids"], saved.evaluation.context_length or 0
     if ids.shape[1] > length:
@@ -211,7 +210,7 @@ def inference(paths: list[str]) -> Drawing:
     from mentalese.families.latent_thought.inference import infer
     from mentalese.nn.loss import IGNORED
 
-    saved, model, label = _one(paths, "inference")
+    saved, model, label = _one(paths)
     config = model.config
     if config.scoring != "variational":
         raise InputError(f"{saved.path} has an encoder and takes no fast steps: use a model without an encoder")

@@ -7,9 +7,9 @@ after t turns in total, so that one pass over a text gives every number of turns
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mentalese.analyses.drawing import Figure, canvas, footnote, line_style, percent_axis
+from mentalese.analyses.drawing import Drawing, Figure, Numbers, canvas, footnote, line_style, percent_axis
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.values import temporarily
@@ -22,7 +22,7 @@ DOCUMENTS = 32  # first documents or questions of the test split
 BEYOND = 4  # largest number of turns, in units of training's
 
 
-def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def turns(paths: list[str]) -> Drawing:
     """Draw perplexity (for questions, accuracy) by turns at test time, and the relative movement of the state.
 
     The movement is a share of the state's length, averaged over tokens. A dashed line marks the mean turns of training.
@@ -37,7 +37,7 @@ def turns(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     if len(set(qa)) > 1:
         raise InputError(f"{paths[qa.index(True)]} answers questions and others do not: draw them separately")
     picture, ((left, right),) = canvas(1, 2, 10, 3.8)
-    numbers: dict[str, Any] = {"metric": "accuracy" if qa[0] else "perplexity", "models": []}
+    numbers: Numbers = {"metric": "accuracy" if qa[0] else "perplexity", "models": []}
     for number, (saved, label) in enumerate(zip(models, model_names(paths))):
         style, trained = line_style(number) | {"markersize": 4}, saved.model.config.turns
         split = saved.split("test")
@@ -68,9 +68,11 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
 
     from mentalese.data.batch import to_device
     from mentalese.data.evaluation import evaluation_batches
+    from mentalese.families.looped.model import LoopedForCausalLM
     from mentalese.nn.loss import IGNORED
 
-    model: Any = saved.model
+    model = saved.model
+    assert isinstance(model, LoopedForCausalLM)
     nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
     with temporarily(model.config, turns=most, exit_distance=None), torch.no_grad():
         for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
@@ -100,9 +102,5 @@ def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
 
 
 FIGURES = {
-    "turns": Figure(
-        description="looped models: perplexity or accuracy by turns at test, and how far each turn moves the state",
-        takes="RUN ...",
-        draw=turns,
-    )
+    "turns": Figure("perplexity or accuracy by turns at test, and how far each turn moves the state", "RUN ...", turns)
 }

@@ -19,7 +19,6 @@ from mentalese.analyses.drawing import (
     count_axis,
     footnote,
     line_style,
-    only_path,
     percent_axis,
     read_result,
     read_run,
@@ -347,7 +346,7 @@ def memory(paths: list[str], text: str) -> Drawing:
 
     from mentalese.models.saved import load
 
-    saved = load(only_path(paths, "thought_gestalt/memory"))
+    saved = load(paths[0])
     config = saved.model.config
     if not getattr(config, "cross_layers", ()):
         raise InputError(f"{saved.path} has no memory that its layers read: use a Thought Gestalt model with a memory")

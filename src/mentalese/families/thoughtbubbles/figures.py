@@ -11,20 +11,22 @@ import dataclasses
 import math
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mentalese.analyses.drawing import (
     COLORS,
+    Drawing,
     Figure,
+    Numbers,
     batches,
     canvas,
     count_axis,
     drawable_token,
     footnote,
+    heat_map,
     line_style,
-    only_path,
     percent_axis,
     read_result,
     ticks_at,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from mentalese.data.batch import Batch
     from mentalese.data.split import Split
     from mentalese.models.saved import Saved
+    from mentalese.models.trace import ThoughtTrace
 
 DOCUMENTS = 32  # first documents of the test split
 WINDOW = 4  # tokens, as in Figure 4
@@ -59,10 +62,14 @@ def _open(path: str) -> Saved:
     return saved.scored_by(tokens="lexical", batch_size=4, max_documents=DOCUMENTS)
 
 
-def _about(saved: Saved, label: str) -> dict[str, Any]:
+def _about(saved: Saved, label: str) -> Numbers:
     config = saved.model.config
     fields = {name: getattr(config, name) for name in ("selection", "budget", "fork_layers")}
     return {"model": label, "estimator": saved.model.estimators[0]} | fields
+
+
+def _no_forks(saved: Saved) -> InputError:
+    return InputError(f"no stream forks in the test split of {saved.data.source}: use another model")
 
 
 def _selection(saved: Saved) -> str:
@@ -71,21 +78,22 @@ def _selection(saved: Saved) -> str:
     return f"selection: {rule}, {'not causal: later tokens influence it' if rule == 'block' else 'causal'}"
 
 
-def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """Yield batches, the index in the split of each token's target [B, L] (-1: not scored), and model outputs."""
+def _outputs(saved: Saved, split: Split) -> Iterator[tuple[Batch, Tensor, Tensor, list[ThoughtTrace]]]:
+    """Yield batches, the index in the split of each token's target [B, L] (-1: not scored), logits and traces."""
     import torch
 
     for batch in batches(saved, split, f"Reading the test split of {saved.data.source}"):
         target = torch.nn.functional.pad(batch["store_index"][:, 1:], (0, 1), value=-1).cpu()
         read: Batch = {n: v for n, v in batch.items() if n in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            yield read, target, saved.model(**read, output_thoughts=True)
+            output = saved.model(**read, output_thoughts=True)
+        yield read, target, output.logits, output.thoughts
 
 
 # -- forks against entropy (Figure 4) ----------------------------------------------------------------------------------
 
 
-def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def entropy(paths: list[str]) -> Drawing:
     """Draw forks in windows of four tokens over the entropy of predictions by the model and by another model.
 
     A token's forks are its streams after the last forking layer, minus one. Windows do not cross documents, bins
@@ -94,33 +102,29 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     import torch
     from matplotlib.ticker import MaxNLocator
 
-    if len(paths) > 2:
-        raise InputError(
-            f"the figure thoughtbubbles/entropy needs a model and at most one other, and {len(paths)} were given"
-        )
     saved, names = _open(paths[0]), model_names(paths)
     models = [saved.model, *(_other(path, saved, names[0]).model for path in paths[1:])]
-    split, source = saved.split("test"), saved.data.source
+    split = saved.split("test")
     forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
-    for batch, target, output in _outputs(saved, split):
+    for batch, target, logits, traces in _outputs(saved, split):
         scored = target >= 0
-        streams = torch.stack([trace.scores["streams"] for trace in output.thoughts])
+        streams = torch.stack([trace.scores["streams"] for trace in traces])
         forks[target[scored]] = streams.cpu()[scored] - 1
         for values, model in zip(entropies, models):
             with torch.no_grad():
-                logits = output.logits if model is saved.model else model(**batch, use_cache=False).logits
-            values[target[scored]] = _entropy(logits).cpu()[scored]
+                read = logits if model is saved.model else model(**batch, use_cache=False).logits
+            values[target[scored]] = _entropy(read).cpu()[scored]
     windows, documents = _windows(~np.isnan(forks))
     if len(windows) < BINS:
         raise InputError(
-            f"the test split of {source} has {len(windows)} windows of {WINDOW} scored tokens: use a model of a text "
-            f"with at least {BINS}"
+            f"the test split of {saved.data.source} has {len(windows)} windows of {WINDOW} scored tokens: use a model "
+            f"of a text with at least {BINS}"
         )
     count = forks[windows].mean(1)
     if not count.any():
-        raise InputError(f"no stream forks in the test split of {source}: use another model")
+        raise _no_forks(saved)
     picture, (panels,) = canvas(1, len(models), 1.6 + 3.8 * len(models), 4, sharey=True)
-    numbers: dict[str, Any] = _about(saved, names[0]) | {
+    numbers = _about(saved, names[0]) | {
         "windows": len(windows),
         "documents": int(documents.max()) + 1,
         "forks_per_token": float(count.mean()),
@@ -139,11 +143,11 @@ def entropy(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         panel.set(title=f"entropy of {label}\n{rank}", xlabel=f"mean entropy of {WINDOW} predictions, nats")
         numbers["entropy_of"].append({"path": path, "label": label} | bins)
     panels[0].set_ylabel(f"forks in {WINDOW} tokens, relative to the mean")
-    note = (
+    footnote(
+        picture,
         f"{len(windows):,} windows of {numbers['documents']} documents, "
-        f"{numbers['forks_per_token']:.2f} forks per token; bands: 95% over documents\n{_selection(saved)}"
+        f"{numbers['forks_per_token']:.2f} forks per token; bands: 95% over documents\n{_selection(saved)}",
     )
-    footnote(picture, note)
     return picture, numbers
 
 
@@ -184,7 +188,7 @@ def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(cut), np.repeat(np.arange(len(cut)), [len(part) for part in cut])
 
 
-def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> dict[str, Any]:
+def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> Numbers:
     """Return means of y in equally large bins of x, with 95% intervals over units, and the rank correlation."""
     from mentalese.evaluation.statistics import bootstrap_ratio
 
@@ -231,7 +235,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 # -- attention to forks (Figure 5) -----------------------------------------------------------------------------------
 
 
-def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def attention(paths: list[str]) -> Drawing:
     """Draw the share of attention that original streams and forks give to streams of each kind.
 
     Means over heads and the blocks after the last fork, then over the visible streams of a kind, then over all readers
@@ -239,13 +243,13 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     """
     from mentalese.evaluation.statistics import bootstrap_ratio
 
-    saved, label = _open(only_path(paths, "thoughtbubbles/attention")), model_names(paths)[0]
+    saved, [label] = _open(paths[0]), model_names(paths)
     split = saved.split("test")
     count = min(DOCUMENTS, len(split.document_bytes))
     names = [(reader, kind) for reader, kinds in _KINDS.items() for kind in kinds]
     sums, sizes = np.zeros((2, count, len(names)))
-    for _, target, output in _outputs(saved, split):
-        for places, trace in zip(target.numpy(), output.thoughts):
+    for _, target, _, traces in _outputs(saved, split):
+        for places, trace in zip(target.numpy(), traces):
             if (places >= 0).any():
                 document = np.searchsorted(split.documents, places.max(), side="right") - 1
                 attended = _attended(trace, places >= 0)
@@ -254,16 +258,13 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
                     sizes[document, column] += len(attended[name])
     there = sizes.sum(0) > 0
     if not there.any():
-        raise InputError(f"no stream forks in the test split of {saved.data.source}: use another model")
+        raise _no_forks(saved)
     names = [name for name, present in zip(names, there) if present]
     sums, sizes = sums[:, there], sizes[:, there]
     mean, interval = sums.sum(0) / sizes.sum(0), bootstrap_ratio(sums, sizes)
     several = (sizes > 0).sum(0) > 1  # with one document the interval would be a point
     picture, panels = canvas(2, 1, 6.5, 5.6, sharex=True, height_ratios=(sum(r == "token" for r, _ in names), 4))
-    numbers: dict[str, Any] = _about(saved, label) | {
-        "documents": count,
-        "attention": {reader: {} for reader in _KINDS},
-    }
+    numbers = _about(saved, label) | {"documents": count, "attention": {reader: {} for reader in _KINDS}}
     for column, (reader, kind) in enumerate(names):
         panel = panels[list(_KINDS).index(reader), 0]
         panel.barh(kind, mean[column], color=COLORS[_KINDS[reader][kind]], height=0.65)
@@ -280,7 +281,7 @@ def attention(paths: list[str]) -> tuple[Any, dict[str, Any]]:
     for panel, title in zip(panels[:, 0], ("a token with forks", "a fork")):
         panel.invert_yaxis()
         panel.set(title=f"attention of {title} to", xlim=(0, 1.1 * panel.get_xlim()[1]))
-        panel.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+        percent_axis(panel.xaxis)
         panel.grid(visible=False, axis="y")
     note = f"mean share of one such stream, {label}; {count} documents, lines: 95% over documents\n{_selection(saved)}"
     footnote(picture, note)
@@ -299,7 +300,7 @@ _KINDS = {
 """Readers, and the kinds of streams that they read, with their colours."""
 
 
-def _attended(trace: Any, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
+def _attended(trace: ThoughtTrace, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
     """Return, for each reader and kind, the mean attention to a stream of that kind by readers that see one.
 
     Args:
@@ -340,34 +341,27 @@ def _percent(share: float) -> str:
 # -- forks by layer and token (Figure 7) -------------------------------------------------------------------------------
 
 
-def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
+def forks(paths: list[str], text: str) -> Drawing:
     """Draw the number of streams of each token of a text after each forking layer."""
     import torch
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    saved, label = _open(only_path(paths, "thoughtbubbles/forks")), model_names(paths)[0]
+    saved, [label] = _open(paths[0]), model_names(paths)
     trace, layers = saved.think(text), saved.model.config.fork_layers
     streams = torch.stack([trace.scores[f"streams.{layer}"] for layer in layers]).int().cpu().numpy()
-    labels = [
-        "<end>" if special else drawable_token(token)
-        for token, special in zip(trace.tokens, trace.special, strict=True)
-    ]
+    labels = ["<end>" if special else drawable_token(token) for token, special in zip(trace.tokens, trace.special)]
     lines, width = -(-len(labels) // LINE), min(LINE, len(labels))
     picture, panels = canvas(lines, 1, max(5.0, 1.6 + 0.25 * width), 0.5 + lines * (0.75 + 0.25 * len(layers)))
     most = max(2, int(streams.max()))
     shades = ListedColormap(colormaps["Blues"](np.linspace(0.12, 0.95, most)))
     for line, (panel,) in enumerate(panels):
         part = slice(line * LINE, (line + 1) * LINE)
-        image = panel.pcolormesh(
-            streams[:, part], cmap=shades, vmin=0.5, vmax=most + 0.5, edgecolors="white", linewidth=1
+        image = heat_map(
+            panel, streams[:, part], list(map(str, layers)), labels[part], cmap=shades, vmin=0.5, vmax=most + 0.5
         )
-        panel.set_yticks(np.arange(len(layers)) + 0.5, [str(layer) for layer in layers])
-        panel.set_xticks(np.arange(len(labels[part])) + 0.5, labels[part], rotation=90, fontsize=8, parse_math=False)
+        panel.tick_params(axis="x", rotation=90)
         panel.set_xlim(0, width)
-        panel.tick_params(length=0)
-        panel.grid(visible=False)
-        panel.spines[:].set_visible(False)
     picture.supylabel("fork before block", fontsize=9)
     bar = picture.colorbar(image, ax=list(panels[:, 0]), fraction=0.03, pad=0.01, label="streams")
     bar.set_ticks(range(1, most + 1))
@@ -382,9 +376,9 @@ def forks(paths: list[str], text: str) -> tuple[Any, dict[str, Any]]:
 # -- perplexity over sizes (Figure 3) ----------------------------------------------------------------------------------
 
 
-def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
+def sizes(paths: list[str]) -> Drawing:
     """Draw test perplexity of finished runs over parameters, a panel for each text, a line for each approach."""
-    texts: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    texts: dict[str, dict[str, list[Numbers]]] = {}
     for path in paths:
         result = read_result(path)
         point = {
@@ -397,23 +391,24 @@ def sizes(paths: list[str]) -> tuple[Any, dict[str, Any]]:
         approaches.setdefault(_approach(path, result["config"]["model"]), []).append(point)
     names = sorted({name for approaches in texts.values() for name in approaches})
     picture, (panels,) = canvas(1, len(texts), 1.6 + 3.6 * len(texts), 3.8)
+    rules = set()
     for panel, (source, approaches) in zip(panels, texts.items()):
+        counts = set()
         for name, points in approaches.items():
             points.sort(key=lambda point: point["parameters"])
             values = [[point[axis] for point in points] for axis in ("parameters", "perplexity")]
             panel.plot(*values, label=name, **line_style(names.index(name)))
+            counts |= set(values[0])
+            rules |= {point["estimator"] for point in points}
         panel.set(title=source, ylabel="test perplexity", xscale="log")
         count_axis(panel.xaxis, "parameters")
-        ticks_at(panel.xaxis, sorted({point["parameters"] for points in approaches.values() for point in points}))
+        ticks_at(panel.xaxis, sorted(counts))
         panel.legend()
-    rules = sorted(
-        {point["estimator"] for approaches in texts.values() for series in approaches.values() for point in series}
-    )
-    footnote(picture, f"estimators: {', '.join(rules)}")
+    footnote(picture, f"estimators: {', '.join(sorted(rules))}")
     return picture, {"texts": texts}
 
 
-def _approach(path: str, fields: dict[str, Any]) -> str:
+def _approach(path: str, fields: Numbers) -> str:
     """Return the row of Table 1 for the `model` section of a recipe."""
     if fields["model_type"] != "thoughtbubbles":
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
@@ -425,9 +420,7 @@ def _approach(path: str, fields: dict[str, Any]) -> str:
 # -- block-wise and autoregressive perplexity (Figure 6) ---------------------------------------------------------------
 
 
-def autoregression(
-    paths: list[str], *, source: str | None = None, documents: int = DOCUMENTS
-) -> tuple[Any, dict[str, Any]]:
+def autoregression(paths: list[str], *, source: str | None = None, documents: int = DOCUMENTS) -> Drawing:
     """Draw perplexities of test documents: block-wise, and autoregressive with a fixed and a dynamic budget.
 
     The autoregressive ones take a pass per token. A second model without forks is the baseline.
@@ -436,31 +429,19 @@ def autoregression(
         source: the text; `None`: the text of the model's training.
         documents: score the first N of them.
     """
-    if len(paths) > 2:
-        raise InputError(
-            f"the figure thoughtbubbles/autoregression needs a model and at most one other, and {len(paths)} were given"
-        )
-    saved, names = _open(paths[0]).on(source), model_names(paths)
-    saved = saved.scored_by(max_documents=documents)
+    names, saved = model_names(paths), _open(paths[0]).on(source).scored_by(max_documents=documents)
     split = saved.split("test")
     readers = {
-        name: dataclasses.replace(saved, evaluation=dataclasses.replace(saved.evaluation, estimator=estimator))
-        for name, estimator in (
-            ("block-wise (not causal)", "block-not-causal"),
-            ("fixed budget", "prefix-fixed"),
-            ("dynamic budget", "prefix-dynamic"),
-        )
+        "block-wise (not causal)": saved.scored_by(estimator="block-not-causal"),
+        "fixed budget": saved.scored_by(estimator="prefix-fixed"),
+        "dynamic budget": saved.scored_by(estimator="prefix-dynamic"),
     }
-    if len(paths) == 2:
-        other = _other(paths[1], saved, names[0])
-        readers[names[1]] = dataclasses.replace(
-            other,
-            data=saved.data,
-            layout=saved.layout,
-            evaluation=dataclasses.replace(saved.evaluation, estimator=None),
-        )
+    for path, name in zip(paths[1:], names[1:]):
+        other = dataclasses.replace(_other(path, saved, names[0]), data=saved.data, layout=saved.layout)
+        evaluation = dataclasses.replace(saved.evaluation, estimator=None)
+        readers[name] = dataclasses.replace(other, evaluation=evaluation)
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
-    numbers: dict[str, Any] = _about(saved, names[0]) | {"perplexities": {}}
+    numbers = _about(saved, names[0]) | {"perplexities": {}}
     for i, (name, reader) in enumerate(readers.items()):
         print(f"scoring {name}", file=sys.stderr, flush=True)
         nats = reader.token_scores(split)
