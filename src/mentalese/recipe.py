@@ -1,6 +1,6 @@
 """A recipe is a run as plain data: model, tokens, optimiser, length, curriculum and how it is evaluated.
 
-A recipe is immutable: use `dataclasses.replace`, or `mentalese.override(recipe, "optimizer.learning_rate=1e-3")`.
+A recipe is immutable: use `Recipe.replace`, or `mentalese.override(recipe, "optimizer.learning_rate=1e-3")`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def _written(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 Data = Annotated[dict[str, Any], AfterValidator(_written)]
+Fields = dict[str, Any]
+"""Fields of a model's config, as JSON has them."""
 Decay = Annotated[Number, Field(ge=0, lt=1)]
 
 
@@ -233,6 +235,14 @@ class Recipe:
         bounds = self.evaluation.max_documents, self.evaluation.max_test_documents
         if (seed := self.evaluation.documents_seed) is not None and bounds == (None, None):
             raise InputError(f"evaluation.documents_seed is {seed}: set evaluation.max_documents too")
+
+    def replace(self, **changes: Any) -> Recipe:
+        """Return the recipe with other fields; a dict changes only these fields of a part: `train={"epochs": 2}`."""
+        for name, change in changes.items():
+            if isinstance(change, dict):
+                part = getattr(self, name)
+                changes[name] = part | change if name == "model" else dataclasses.replace(part, **change)
+        return dataclasses.replace(self, **changes)
 
     def layouts(self) -> list[Layout]:
         """Return the layouts at the start and after each phase, if all earlier ones have begun."""

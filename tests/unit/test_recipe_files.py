@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from mentalese import InputError, Phase, get_recipe, open_recipe, override, recipes
+from mentalese.data.layouts import Packed
 
 WHOLE = {
     "model": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2},
@@ -37,6 +38,14 @@ def test_every_recipe_reads_back_as_itself(tmp_path: Path) -> None:
     for recipe in recipes().values():
         path = write(tmp_path / "recipe.json", json.dumps(recipe.to_dict()))
         assert open_recipe(path).fingerprint() == recipe.fingerprint(), recipe.name
+
+
+def test_replace_changes_only_the_named_fields_of_a_part() -> None:
+    tiny = get_recipe("gpt2/tiny")
+    changed = tiny.replace(name="a/b", model={"n_embd": 32}, train={"tokens": 5}, layout=Packed())
+    assert changed.model == tiny.model | {"n_embd": 32}
+    assert (changed.train.tokens, changed.train.eval_every) == (5, tiny.train.eval_every)
+    assert (changed.name, changed.layout, changed.optimizer) == ("a/b", Packed(), tiny.optimizer)
 
 
 def test_a_file_without_a_base_needs_a_model_and_a_length(tmp_path: Path) -> None:

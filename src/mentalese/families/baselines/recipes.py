@@ -8,11 +8,8 @@ known by its total. `builtin:stdlib` is small: the recipes "for any text" are me
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from mentalese.data.layouts import Marked, Packed
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 FINEWEB = "hub:HuggingFaceFW/fineweb-edu:sample-10BT"
@@ -26,7 +23,7 @@ def initial_weights(width: int) -> float:
     return round(0.02 * (768 / width) ** 0.5, 3)
 
 
-def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> dict[str, Any]:
+def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> Fields:
     """Return GPT-2 (Radford et al., 2019): learned positions, pre-norm, biases, GELU, tied embeddings.
 
     `gelu_pytorch_tanh` is GPT-2's own approximation of GELU as one fused operation; the config's default spells it out
@@ -37,7 +34,7 @@ def gpt2(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> di
     return {"model_type": "gpt2", "activation_function": "gelu_pytorch_tanh", **sizes, **dropouts}
 
 
-def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> dict[str, Any]:
+def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) -> Fields:
     """Return GPT-2 with rotary positions (Su et al., 2021) in place of the position table.
 
     The class is transformers' GPT-NeoX: serial instead of parallel residuals, rotary over the whole head and tied
@@ -50,7 +47,7 @@ def gpt2_rope(width: int, heads: int, *, layers: int = 12, context: int = 1024) 
     }
 
 
-def neox(width: int, heads: int, *, layers: int, context: int = 2048) -> dict[str, Any]:
+def neox(width: int, heads: int, *, layers: int, context: int = 2048) -> Fields:
     """Return GPT-NeoX as Pythia has it (Biderman et al., 2023): parallel residuals, partial rotary (1/4), untied."""
     return {
         "model_type": "gpt_neox",
@@ -67,7 +64,7 @@ def neox(width: int, heads: int, *, layers: int, context: int = 2048) -> dict[st
 
 def llama(
     width: int, heads: int, *, layers: int, mlp: int, key_value_heads: int, tied: bool, context: int, theta: float
-) -> dict[str, Any]:
+) -> Fields:
     """Return Llama (Touvron et al., 2023): RMSNorm, SwiGLU, rotary positions, grouped key-value heads, no biases."""
     return {
         "model_type": "llama",
@@ -83,20 +80,19 @@ def llama(
     }
 
 
-def tiny() -> Recipe:
-    """Return the baseline of `tiny` recipes: as deep as the papers' models, narrow, half a minute on two CPU cores."""
-    return Recipe(
-        name="gpt2/tiny",
-        description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
-        model=gpt2(64, 4, context=256),
-        layout=Packed(batch_size=4),  # small steps, many of them: the text is short
-        optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-        train=TrainConfig(tokens=100_000, eval_every=20),
-        evaluation=EvaluationConfig(max_documents=4),
-    )
+TINY = Recipe(
+    name="gpt2/tiny",
+    description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
+    model=gpt2(64, 4, context=256),
+    layout=Packed(batch_size=4),  # small steps, many of them: the text is short
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
+    train=TrainConfig(tokens=100_000, eval_every=20),
+    evaluation=EvaluationConfig(max_documents=4),
+)
+"""The baseline of `tiny` recipes: as deep as the papers' models, narrow, half a minute on two CPU cores."""
 
 
-def small(name: str, model: dict[str, Any], description: str) -> Recipe:
+def small(name: str, model: Fields, description: str) -> Recipe:
     """Return a baseline for about an hour on one GPU."""
     return Recipe(
         name=name,
@@ -127,7 +123,7 @@ def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
     )
 
 
-def by_size(name: str, model: dict[str, Any], description: str, learning_rate: float) -> Recipe:
+def by_size(name: str, model: Fields, description: str, learning_rate: float) -> Recipe:
     """Return a small model for any text (`--data`), 10M tokens."""
     return Recipe(
         name=name,
@@ -141,7 +137,7 @@ def by_size(name: str, model: dict[str, Any], description: str, learning_rate: f
 
 
 def published(
-    name: str, model: dict[str, Any], description: str, learning_rate: float, *, tokenizer: str, context: int = 1024
+    name: str, model: Fields, description: str, learning_rate: float, *, tokenizer: str, context: int = 1024
 ) -> Recipe:
     """Return a published model trained on 10B tokens in batches of half a million (Brown et al., 2020)."""
     return Recipe(
@@ -180,19 +176,23 @@ def openstax(size: str) -> Recipe:
     )
 
 
-def with_markers(
-    recipe: Recipe, name: str, description: str, *, gist: bool = False, paper: str | None = None
-) -> Recipe:
-    """Return GPT-2 on sentences between markers (Table 3), and the same under the gist mask (Table 5)."""
-    return dataclasses.replace(
-        recipe,
-        name=name,
-        description=description,
-        model=recipe.model | ({"model_type": "gpt2_gist"} if gist else {}),
-        layout=Marked(**vars(recipe.layout)),
-        baseline=recipe.name,
-        paper=paper,
-    )
+def with_markers(name: str, title: str, table: int, **fields: str) -> list[Recipe]:
+    """Return GPT-2 on sentences between markers; `fields` are those of its model."""
+    sources: list[tuple[Recipe, str, str, str | None]] = [(TINY, "tiny", "as gpt2/tiny", None)]
+    for millions in (20, 30, 50):
+        text, paper = f"{millions} million tokens of WikiText-103", f"Table {table}, Figure 4"
+        sources.append((table2(f"{millions}m", 768, 12, millions), f"table{table}-{millions}m", text, paper))
+    return [
+        recipe.replace(
+            name=f"{name}/{suffix}",
+            description=f"{title}, {text}",
+            model=fields,
+            layout=Marked(**vars(recipe.layout)),
+            baseline=recipe.name,
+            paper=paper,
+        )
+        for recipe, suffix, text, paper in sources
+    ]
 
 
 GPT2_SIZES = {"340k": (48, 3, 4e-3), "1.3m": (96, 6, 2e-3), "5.4m": (192, 6, 1.5e-3), "21m": (384, 6, 1e-3)}
@@ -209,10 +209,10 @@ GPT2_PUBLISHED = {
 PYTHIA = {"70m": (512, 8, 6, 1e-3), "160m": (768, 12, 12, 6e-4), "410m": (1024, 16, 24, 3e-4)}
 """Total parameters -> width, heads, layers, learning rate (Biderman et al., 2023, table 1)."""
 
-BOUNDARIES, GIST = "GPT-2 on sentences between markers", "GPT-2 that reads earlier sentences through their ends alone"
+GIST = "GPT-2 that reads earlier sentences through their ends alone"
 
 RECIPES = [
-    tiny(),
+    TINY,
     small("gpt2/small", gpt2(384, 6), "GPT-2 with 21M non-embedding parameters"),
     *(
         by_size(f"gpt2/{size}", gpt2(width, heads), f"GPT-2 with {size.upper()} non-embedding parameters", rate)
@@ -231,27 +231,8 @@ RECIPES = [
         )
         for size, (width, heads, layers, rate) in GPT2_PUBLISHED.items()
     ),
-    with_markers(tiny(), "gpt2-boundaries/tiny", f"{BOUNDARIES}, as gpt2/tiny"),
-    *(
-        with_markers(
-            table2(f"{millions}m", 768, 12, millions),
-            f"gpt2-boundaries/table3-{millions}m",
-            f"{BOUNDARIES}, {millions} million tokens of WikiText-103",
-            paper="Table 3, Figure 4",
-        )
-        for millions in (20, 30, 50)
-    ),
-    with_markers(tiny(), "gpt2-gist/tiny", f"{GIST}, as gpt2/tiny", gist=True),
-    *(
-        with_markers(
-            table2(f"{millions}m", 768, 12, millions),
-            f"gpt2-gist/table5-{millions}m",
-            f"{GIST}, {millions} million tokens of WikiText-103",
-            gist=True,
-            paper="Table 5, Figure 4",
-        )
-        for millions in (20, 30, 50)
-    ),
+    *with_markers("gpt2-boundaries", "GPT-2 on sentences between markers", 3),
+    *with_markers("gpt2-gist", GIST, 5, model_type="gpt2_gist"),
     small("gpt2-rope/small", gpt2_rope(384, 6), "GPT-2 with rotary positions and 21M non-embedding parameters"),
     *(
         by_size(

@@ -18,12 +18,11 @@ Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `ta
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
 from mentalese.families.coconut.questions import QuestionSteps
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 GATES = ("read", "forget", "write")
 TITLES = {
@@ -82,14 +81,14 @@ class Curriculum:
         )
 
 
-def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> Recipe:
+def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: object) -> Recipe:
     """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
         fields: fields of `CoconutConfig`.
     """
     stages, per_step = curriculum.stages, curriculum.latents_per_step
-    changes: dict[str, dict[str, Any]] = {
+    changes: dict[str, Fields] = {
         "cot": {},
         "no-cot": {"stage": 1},
         "icot": {"removal": "tokens", "removal_smoothing": 4.0, "stages": curriculum.step_tokens},
@@ -116,20 +115,23 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: Any) -> 
     )
 
 
-def layers(model: dict[str, Any]) -> int:
+def layers(model: Fields) -> int:
     """Return the number of a decoder's layers; GPT-2's default is 12."""
-    return model.get("num_hidden_layers", model.get("n_layer", 12))
+    return int(model.get("num_hidden_layers") or model.get("n_layer", 12))
+
+
+def compared(recipe: Recipe, curriculum: Curriculum, **fields: object) -> list[Recipe]:
+    """Return the recipe as all of `METHODS`; the fields apply to AGCLR."""
+    return [method(recipe, name, curriculum, **(fields if name == "agclr" else {})) for name in METHODS]
 
 
 def without_curriculum(recipe: Recipe) -> Recipe:
     """Return the recipe with all latents and without steps from the first epoch (Coconut's "w/o curriculum")."""
     assert isinstance(recipe.layout, QuestionAnswer)
-    layout = dataclasses.replace(recipe.layout, stage=recipe.layout.stages + 1)
-    return dataclasses.replace(
-        recipe,
+    return recipe.replace(
         name=f"{recipe.name}-no-curriculum",
         description=f"{recipe.description}, all latent from the first epoch on",
-        layout=layout,
+        layout={"stage": recipe.layout.stages + 1},
         phases=(),
     )
 
@@ -168,24 +170,22 @@ GRAPHS = Curriculum(stages=6, latents_per_step=1, epochs=5, removed_tokens=2, st
 
 def named(recipe: Recipe, curriculum: Curriculum) -> list[Recipe]:
     """Return the recipe as all methods; AGCLR keeps the recipe's name."""
-    *others, agclr = [method(recipe, name, curriculum) for name in METHODS]
-    return [dataclasses.replace(agclr, name=recipe.name, baseline=f"{recipe.name}-coconut"), *others]
+    *others, agclr = compared(recipe, curriculum)
+    return [agclr.replace(name=recipe.name, baseline=f"{recipe.name}-coconut"), *others]
 
 
 def graphs() -> list[Recipe]:
     """Return the recipes of `results/`: from scratch, minutes on a CPU; a narrower MLP offsets AGCLR's gates."""
-    recipe = dataclasses.replace(
-        TINY,
+    recipe = TINY.replace(
         name="coconut/graphs",
         description="4 layers of width 64 from scratch on small graphs, 14 epochs",
-        data=DataConfig(source="builtin:prosqa-small", tokenizer="bpe:400"),
-        train=TrainConfig(epochs=14, log_every=100),
-        evaluation=dataclasses.replace(TINY.evaluation, max_documents=200, batch_size=50),
+        data={"train_tokens": None},
+        train={"epochs": 14, "log_every": 100},
+        evaluation={"max_documents": 200, "batch_size": 50},
     )
     curriculum = Curriculum(stages=2, latents_per_step=1, epochs=5, removed_tokens=2, step_tokens=22)
-    paid = dataclasses.replace(recipe, model=recipe.model | {"intermediate_size": 175})
-    others = [method(recipe, name, curriculum) for name in METHODS if name != "agclr"]
-    return [*others, method(paid, "agclr", curriculum, gate_biases=PROSQA_BIASES)]
+    paid = recipe.replace(model={"intermediate_size": 175})
+    return [*compared(recipe, curriculum)[:-1], method(paid, "agclr", curriculum, gate_biases=PROSQA_BIASES)]
 
 
 # ---------------------------------------------------------------------------------------------------- the paper's own
@@ -230,11 +230,7 @@ def hotpotqa() -> Recipe:
     With two paragraphs per question, a few records are longer than GPT-2's 1,024 positions less an answer's 256.
     """
     recipe = paper("table1-hotpotqa", "hotpotqa:data/hotpotqa", "GPT-2 on HotpotQA", 15, 256)
-    return dataclasses.replace(
-        recipe,
-        layout=dataclasses.replace(recipe.layout, sequence_length=768, too_long="skip"),  # type: ignore[call-arg]
-        evaluation=dataclasses.replace(recipe.evaluation, documents_seed=0),
-    )
+    return recipe.replace(layout={"sequence_length": 768, "too_long": "skip"}, evaluation={"documents_seed": 0})
 
 
 WORD_PROBLEMS = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=16, step_tokens=128)
@@ -247,16 +243,8 @@ def gsm8k(name: str) -> Recipe:
 
 def sim_cot() -> list[Recipe]:
     """Return SIM-CoT on Coconut, with Coconut in the same setting as baseline."""
-    recipes = {
-        "coconut/tiny-coconut": method(TINY, "sim-cot", SMALL_GRAPHS),
-        "coconut/table1-gsm8k-coconut": method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS),
-    }
-    return [dataclasses.replace(recipe, baseline=baseline) for baseline, recipe in recipes.items()]
-
-
-def compared(recipe: Recipe, curriculum: Curriculum, **fields: Any) -> list[Recipe]:
-    """Return the recipe as all of `METHODS`; the fields apply to AGCLR."""
-    return [method(recipe, name, curriculum, **(fields if name == "agclr" else {})) for name in METHODS]
+    tiny, paper = method(TINY, "sim-cot", SMALL_GRAPHS), method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS)
+    return [tiny.replace(baseline="coconut/tiny-coconut"), paper.replace(baseline="coconut/table1-gsm8k-coconut")]
 
 
 def table1() -> list[Recipe]:
@@ -265,11 +253,10 @@ def table1() -> list[Recipe]:
     The plan for ProsQA is ours, because the paper's plan does not fit into its 20 epochs.
     """
     prosqa = paper("table1-prosqa", "file:data/prosqa", "GPT-2 on ProsQA", 20, 128)
-    longer = dataclasses.replace(
-        prosqa,
+    longer = prosqa.replace(
         name="coconut/table1-prosqa-long",
         description=f"{prosqa.description}, 5 epochs a stage",
-        train=dataclasses.replace(prosqa.train, epochs=50),
+        train={"epochs": 50},
     )
     stages = Curriculum(stages=6, latents_per_step=1, epochs=3, removed_tokens=8, step_tokens=96)
     sets = [
@@ -279,7 +266,7 @@ def table1() -> list[Recipe]:
     ]
     recipes = [recipe for methods in sets for recipe in (*methods, *map(without_curriculum, methods[-2:]))]
     recipes += compared(longer, dataclasses.replace(stages, epochs=5), gate_biases=PROSQA_BIASES)
-    return [dataclasses.replace(recipe, paper="Table 1") for recipe in recipes]
+    return [recipe.replace(paper="Table 1") for recipe in recipes]
 
 
 def ablations() -> list[Recipe]:
@@ -288,18 +275,17 @@ def ablations() -> list[Recipe]:
     They lack one gate (Table 2), freeze the memory after pass 2 (Figure 5), or start with other gates (Table 3).
     """
     full = method(hotpotqa(), "agclr", WORD_PROBLEMS)
-    changes: dict[str, tuple[str, str, dict[str, Any]]] = {
+    changes: dict[str, tuple[str, str, Fields]] = {
         f"table2-no-{gate}": (f"without the {gate} gate", "Table 2", {"gates": [g for g in GATES if g != gate]})
         for gate in GATES
     }
     changes["figure5-freeze"] = "the memory frozen after pass 2", "Figure 5", {"write_passes": 2}
     changes["table3-prosqa"] = "ProsQA's gates at the start", "Table 3", {"gate_biases": PROSQA_BIASES}
     return [
-        dataclasses.replace(
-            full,
+        full.replace(
             name=f"coconut/{name}",
             description=f"{full.description}, {text}",
-            model=full.model | fields,
+            model=fields,
             baseline=full.name,
             paper=where,
         )

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
@@ -21,7 +20,7 @@ from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers
 from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
 from mentalese.families.codi.layout import QuestionPairs
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 TITLES = {
     "": "CODI",
@@ -33,7 +32,7 @@ TITLES = {
 }
 
 
-def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe:
+def method(recipe: Recipe, name: str, latents: int = 6, **fields: object) -> Recipe:
     """Return the recipe, whose model is a decoder, as one of `TITLES`.
 
     Args:
@@ -45,7 +44,7 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
     if name == "no-cot":
         layout = dataclasses.replace(layout, stage=1)
     elif name != "cot":
-        changes: dict[str, dict[str, Any]] = {
+        changes: dict[str, Fields] = {
             "no-distillation": {"distillation_weight": 0.0},
             "pause": {"thought_control": "removed"},
             "sim-cot": {"step_decoder_layers": layers(model)},
@@ -63,30 +62,27 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: Any) -> Recipe
     )
 
 
-def variants(recipe: Recipe, latents: int = 6, **fields: Any) -> list[Recipe]:
+def variants(recipe: Recipe, latents: int = 6, **fields: object) -> list[Recipe]:
     """Return the recipe as all of `TITLES`."""
     return [method(recipe, name, latents, **fields) for name in TITLES]
 
 
-def problems(recipe: Recipe, name: str, description: str, **data: Any) -> Recipe:
-    """Return one of Coconut's recipes on word problems, whose answers are numbers."""
-    assert isinstance(recipe.layout, QuestionAnswer)
-    return dataclasses.replace(
-        recipe,
-        name=name,
+# Coconut's recipes on word problems, whose answers are numbers.
+TINY, SMALL = (
+    recipe.replace(
+        name=recipe.name.replace("coconut", "codi"),
         description=description,
-        data=DataConfig(source="builtin:arithmetic", tokenizer="bpe:400", **data),
-        layout=dataclasses.replace(recipe.layout, sequence_length=256),
+        data={"source": "builtin:arithmetic"},
+        layout={"sequence_length": 256},
     )
+    for recipe, description in (
+        (GRAPHS_TINY, "4 layers of width 64 on word problems, 40,000 tokens"),
+        (GRAPHS_SMALL, "8 layers of width 256 on word problems, 40 epochs"),
+    )
+)
 
 
-TINY = problems(GRAPHS_TINY, "codi/tiny", "4 layers of width 64 on word problems, 40,000 tokens", train_tokens=40_000)
-SMALL = problems(GRAPHS_SMALL, "codi/small", "8 layers of width 256 on word problems, 40 epochs")
-
-
-def gsm8k(
-    name: str, description: str, model: dict[str, Any], init: str, *, learning_rate: float, epochs: int
-) -> Recipe:
+def gsm8k(name: str, description: str, model: Fields, init: str, *, learning_rate: float, epochs: int) -> Recipe:
     """Return CODI on GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions per step, cosine, 3% warm-up."""
     return Recipe(
         name=f"codi/{name}",

@@ -9,13 +9,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from mentalese.data.layouts import Packed
 from mentalese.errors import InputError
 from mentalese.families.baselines.recipes import WIKITEXT, llama
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
 """Layers of a trained decoder -> prelude, block and coda that McLeish et al. (arXiv 2511.07384) make of them: of
@@ -27,13 +24,13 @@ TITLES = {
 }
 
 
-def looped(backbone: dict[str, Any], turns: int, **fields: Any) -> dict[str, Any]:
+def looped(backbone: Fields, turns: int, **fields: object) -> Fields:
     """Return a looped model of these layers with initial weights of variance 2 / 5d (section 4.1)."""
     std = round((0.4 / backbone["hidden_size"]) ** 0.5, 3)
     return {"model_type": "looped", "backbone": backbone | {"initializer_range": std}, "turns": turns, **fields}
 
 
-def changed(model: dict[str, Any], name: str) -> dict[str, Any]:
+def changed(model: Fields, name: str) -> Fields:
     """Return a looped model as one of `TITLES`."""
     if name == "swapped":
         return model | {"thought_control": name}
@@ -53,7 +50,13 @@ def shape_of(layers: int) -> tuple[int, int, int]:
     return PUBLISHED.get(layers, (ends, layers - 2 * ends, ends))
 
 
-def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: Any) -> dict[str, Any]:
+def grown(
+    backbone: Fields,
+    block_layers: int | None = None,
+    prelude_layers: int | None = None,
+    coda_layers: int | None = None,
+    **fields: object,
+) -> Fields:
     """Return the `model` section of a recipe with the first and the last layers of this decoder.
 
     Args:
@@ -65,7 +68,8 @@ def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: A
     """
     layers = backbone["num_hidden_layers"]
     prelude, block, coda = shape_of(layers)
-    first, last = fields.pop("prelude_layers", prelude), fields.pop("coda_layers", coda)
+    first = prelude if prelude_layers is None else prelude_layers
+    last = coda if coda_layers is None else coda_layers
     if block_layers is None:
         block_layers = block if first + last == prelude + coda else layers - first - last
     total = first + block_layers + last
@@ -84,16 +88,14 @@ def grown(backbone: dict[str, Any], block_layers: int | None = None, **fields: A
 def variants(recipe: Recipe) -> list[Recipe]:
     """Return the recipe and its twins on the same tokens."""
     twins = [
-        dataclasses.replace(
-            recipe,
+        recipe.replace(
             name=f"{recipe.name}-{name}",
             description=f"a twin of {recipe.name}: {title}",
             model=changed(recipe.model, name),
-            baseline=recipe.baseline,
         )
         for name, title in TITLES.items()
     ]
-    return [dataclasses.replace(recipe, baseline=twins[0].name), *twins]
+    return [recipe.replace(baseline=twins[0].name), *twins]
 
 
 TINY = Recipe(

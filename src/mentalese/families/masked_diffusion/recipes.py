@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from mentalese.families.baselines.recipes import GPT2_PUBLISHED
 from mentalese.families.latent_thought.recipes import RECIPES as LATENT_THOUGHT
 from mentalese.recipe import OptimizerConfig, Recipe
 
 
-def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: Any) -> Recipe:
+def masked_diffusion(objective: str, twin: str, name: str, description: str, **fields: object) -> Recipe:
     """Return the masked diffusion twin of an autoregressive baseline of Latent Thought Models.
 
     The published models have 128 channels for the time, which would be half the weights of a narrow model; here
@@ -41,8 +40,8 @@ def diffusion_table1(objective: str, size: str, steps: int, optimizer: Optimizer
     paper = "Latent Thought Models, Table 1"
     description = f"{layers} layers of width {width}, {steps:,} steps of OpenWebText"
     recipe = masked_diffusion(objective, "latent_thought/table1-ar", name, description, **sizes)
-    train = dataclasses.replace(recipe.train, tokens=None, steps=steps)
-    return dataclasses.replace(recipe, optimizer=optimizer, train=train, baseline=None, paper=paper)
+    train = {"tokens": None, "steps": steps}
+    return recipe.replace(optimizer=optimizer, train=train, baseline=None, paper=paper)
 
 
 MASKED_DIFFUSION = {

@@ -7,18 +7,15 @@ models.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 CORPORA = {"openwebtext": OPENWEBTEXT, "pes2o": "hub:allenai/olmo-mix-1124:pes2o"}
 """peS2o's own page is a script, which `datasets` no longer runs: this is the copy in the data of OLMo 2."""
 
 
-def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: Any) -> dict[str, Any]:
+def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: object) -> Fields:
     """Return a model trained on blocks of `length`, forking before these blocks."""
     return {
         "model_type": "thoughtbubbles",
@@ -33,42 +30,42 @@ def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ..
 
 def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
     """Return the recipe and its baselines on the same tokens: `-regular`, and `-copyK`, with K streams per token."""
-    stem = recipe.name
-    for suffix in ("-2l", "-4l"):
-        stem = stem.removesuffix(suffix)
-    regular = recipe.model | {"fork_layers": []}
-    recipes = [recipe]
-    for name, text, fields in (
-        ("regular", "without forks", regular),
-        *((f"copy{k}", f"{k} copies of every token", regular | {"copies": k, "readout": "rightmost"}) for k in copies),
-    ):
-        recipes.append(
-            dataclasses.replace(
-                recipe,
-                name=f"{stem}-{name}",
-                description=f"the baseline of {recipe.name}: {text}",
-                model={field: value for field, value in fields.items() if field != "budget"},
-            )
+    stem, about = recipe.name.removesuffix("-2l"), f"the baseline of {recipe.name}"
+    regular = recipe.replace(name=f"{stem}-regular", description=f"{about}: without forks", model={"fork_layers": []})
+    baselines = [regular] + [
+        regular.replace(
+            name=f"{stem}-copy{count}",
+            description=f"{about}: {count} copies of every token",
+            model={"copies": count, "readout": "rightmost"},
         )
-    return [dataclasses.replace(recipe, baseline=recipes[1].name), *recipes[1:]]
+        for count in copies
+    ]
+    return [recipe.replace(baseline=regular.name), *baselines]
 
 
 def controls(recipe: Recipe) -> list[Recipe]:
     """Return controls: scores without forks (`-1l`), and a constant in place of each score (`-constant`)."""
-    forkless = recipe.model | {"budget": 1.0}
-    return [
-        dataclasses.replace(
-            recipe,
-            name=f"{recipe.name}-{name}",
-            description=f"a control of {recipe.name}: {text}",
-            model=model,
-            baseline=f"{recipe.name}-regular",
-        )
-        for name, text, model in (
-            ("1l", "scores without forks", forkless),
-            ("constant", "no forks, and the scores of an untrained model", forkless | {"thought_control": "removed"}),
-        )
-    ]
+    forkless = recipe.replace(
+        name=f"{recipe.name}-1l",
+        description=f"a control of {recipe.name}: scores without forks",
+        model={"budget": 1.0},
+        baseline=f"{recipe.name}-regular",
+    )
+    constant = forkless.replace(
+        name=f"{recipe.name}-constant",
+        description=f"a control of {recipe.name}: no forks, and the scores of an untrained model",
+        model={"thought_control": "removed"},
+    )
+    return [forkless, constant]
+
+
+def wider(recipe: Recipe) -> Recipe:
+    """Return the recipe with kappa 4L."""
+    return recipe.replace(
+        name=recipe.name.replace("2l", "4l"),
+        description=recipe.description.replace("2L", "4L"),
+        model={"budget": 4.0},
+    )
 
 
 TINY = Recipe(
@@ -105,19 +102,12 @@ def openstax() -> list[Recipe]:
         evaluation=EvaluationConfig(max_documents=16),
     )
     two, regular, copy3 = variants(recipe, copies=(3,))
-    four = dataclasses.replace(
-        two,
-        name="thoughtbubbles/openstax-4l",
-        description=two.description.replace("2L", "4L"),
-        model=two.model | {"budget": 4.0},
-    )
-    one = dataclasses.replace(
-        two,
+    one = two.replace(
         name="thoughtbubbles/openstax-1l",
         description=two.description.replace("kappa 2L", "kappa L: scores without forks"),
-        model=two.model | {"budget": 1.0},
+        model={"budget": 1.0},
     )
-    return [two, four, one, regular, copy3]
+    return [two, wider(two), one, regular, copy3]
 
 
 NANOGPT = EvaluationConfig(joined=True, max_documents=740, max_test_documents=4007, documents_seed=2357)
@@ -135,7 +125,7 @@ def table1() -> list[Recipe]:
             "319m": (24, 16, 1024, 4),
             "772m": (36, 20, 1280, 2),
         }.items():
-            two = Recipe(
+            recipe = Recipe(
                 name=f"thoughtbubbles/table1-{corpus}-{size}-2l",
                 description=f"Table 1: {size.upper()} on {corpus}, kappa 2L, 2.5B tokens",
                 paper="Table 1",
@@ -152,28 +142,20 @@ def table1() -> list[Recipe]:
                 ),
                 evaluation=NANOGPT,
             )
-            four = dataclasses.replace(
-                two,
-                name=two.name.replace("2l", "4l"),
-                description=two.description.replace("2L", "4L"),
-                model=two.model | {"budget": 4.0},
-            )
-            two, *baselines = variants(two)
-            recipes += [two, dataclasses.replace(four, baseline=two.baseline), *baselines]
+            two, *baselines = variants(recipe)
+            recipes += [two, wider(two), *baselines]
     return recipes
 
 
 def table4() -> list[Recipe]:
     """Return Table 4: 772M, 25,000 steps of OpenWebText, forks before 3, 7, 11 or every fourth block from 3 on."""
     paper = next(recipe for recipe in TABLE1 if recipe.name == "thoughtbubbles/table1-openwebtext-772m-2l")
-    train = dataclasses.replace(paper.train, steps=25_000)
     return [
-        dataclasses.replace(
-            paper,
+        paper.replace(
             name=f"thoughtbubbles/table4-{name}",
             description=f"Table 4: 772M, 25,000 steps, forks before {text}",
-            model=paper.model | {"fork_layers": list(forks)},
-            train=train,
+            model={"fork_layers": list(forks)},
+            train={"steps": 25_000},
             baseline=None,
             paper="Table 4",
         )
