@@ -19,7 +19,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from mentalese.errors import InputError, nearest
 
@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "mentalese.families"
 MODELS: dict[str, str] = {}
 """`module:ModelClass` by model type, of all families that were declared."""
+
+
+class Tested(TypedDict, total=False):
+    """Ways of the contract tests with a small recipe.
+
+    Attributes:
+        causal: fields of the config under which no prediction depends on later tokens, if the recipe's own do not.
+        steady: fields under which training draws nothing at random.
+        steps: steps after which a batch is learnt by heart.
+        learning_rate: the rate for it.
+    """
+
+    causal: dict[str, str]
+    steady: dict[str, int]
+    steps: int
+    learning_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +66,7 @@ class Family:
         idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
             with the reason, or with the settings under which it does change something; kind of layout -> its fields,
             with the reason.
+        tested: recipe -> `Tested`; recipes other than `tiny` are tested too, as other ways through the family's code.
     """
 
     name: str
@@ -60,6 +77,7 @@ class Family:
     figures: str | None = None
     layouts: dict[str, str] = field(default_factory=dict)
     idle_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tested: dict[str, Tested] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Register the config classes with transformers, and import the layouts, which adds them to `KINDS`.

@@ -25,7 +25,7 @@ from mentalese.data.batch import to_device
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
-from mentalese.testing.cases import NOT_CAUSAL, PROMPTS, write_corpus
+from mentalese.testing.cases import PROMPTS, TESTED, write_corpus
 from mentalese.testing.runs import by_hand, quiet_run, shrink
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
@@ -83,7 +83,7 @@ def counted(name: str, corpus: Path) -> dict[str, tuple[Counts, int]]:
         found["score"] = device.count(lambda: scores.append(model.token_nll(there))), 1
     torch.testing.assert_close(scores[0], model.token_nll(batch), atol=1e-4, rtol=1e-4)
 
-    for field, value in NOT_CAUSAL.get(name, {}).items():
+    for field, value in TESTED.get(name, {}).get("causal", {}).items():
         setattr(model.config, field, value)
     prompts, texts, counts = recipe.layout.encode_prompts(PROMPTS, run.tokenizer, recipe.data), [], []
     for new in NEW:

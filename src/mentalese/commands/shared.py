@@ -50,10 +50,9 @@ class ResultOptions:
 
         saved = load(self.model, device(), config=config_fields(self.config))
         if self.fast_steps is not None:
-            config = saved.model.config
-            if not (getattr(config, "num_latents", 0) and getattr(config, "scoring", "") == "variational"):
+            if "fast_steps" not in {knob.name for knob in saved.model.knobs()}:
                 raise InputError(f"--fast-steps is {self.fast_steps}: this model takes no fast steps, remove it")
-            config.fast_steps = self.fast_steps
+            saved.model.config.fast_steps = self.fast_steps
         return saved
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
-from mentalese.models.trace import Shown, ThoughtTrace
+from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 
@@ -81,6 +81,10 @@ class LanguageModel(_Module):
         A family that has several takes `token_nll(batch, estimator)`.
         """
         return ("exact",)
+
+    def knobs(self) -> list[Knob]:
+        """Return the settings that change how much the model thinks at inference."""
+        return []
 
     @property
     def shard_blocks(self) -> bool:

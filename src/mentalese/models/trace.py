@@ -53,6 +53,28 @@ class Shown:
     along: str = ""
 
 
+@dataclass(frozen=True)
+class Knob:
+    """A setting of a model at inference, for a page: an option of `mentalese generate`.
+
+    Attributes:
+        name: of the option, or of a field of the config if `field`.
+        own: the value without the option.
+        start: the value that a page starts with; `None`: `own`.
+        least, most, step: of its slider; without `most` a number is typed.
+    """
+
+    name: str
+    label: str
+    info: str
+    own: float
+    least: float
+    most: float | None = None
+    step: float = 1
+    start: float | None = None
+    field: bool = False
+
+
 SHOWN = {
     "surprisal": Shown("surprisal", "Minus the log of the probability that the model gave to the token.", "nats"),
     "entropy": Shown("entropy", "Entropy of the prediction of the token, whichever token follows.", "nats"),

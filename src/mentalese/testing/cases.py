@@ -17,32 +17,26 @@ from mentalese.errors import InputError
 from mentalese.models.build import build_model
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.recipe import Recipe
-from mentalese.registry import get_recipe
+from mentalese.registry import Tested, families, get_recipe
 from mentalese.testing.runs import DEVICE, shrink
 from mentalese.training.plan import Plan
 
 TOLERANCE: dict[str, Any] = {"atol": 2e-5, "rtol": 2e-5}
 ROUGH: dict[str, Any] = {"atol": 1e-3, "rtol": 1e-3}  # after an inner optimisation
-# In the published Thoughtbubbles later tokens decide about the streams of earlier ones; tests of causality use its
-# causal selection.
-NOT_CAUSAL = {"thoughtbubbles/tiny": {"selection": "causal"}}
-# Settings under which training draws nothing at random at each step, as scores do.
-DRAWN: dict[str, dict[str, Any]] = {"looped/tiny": {"turns": 1}}
-# Other ways through a family's code than its `tiny` recipe takes.
-MODES = (
-    *("coconut/tiny-coconut", "coconut/tiny-pause"),
-    *("latent_thought/tiny-langevin", "latent_thought/tiny-vae"),
-    *(f"conceptlm/tiny-{name}" for name in ("l1", "context", "mtp", "neox", "llama")),
-)
-STEPS_BY_HEART = {"conceptlm/tiny": 150, "conceptlm/tiny-context": 100, "conceptlm/tiny-mtp": 100}
-# At 3e-3 and without a warm-up, three layers after the last make some seeds stop at the tokens' frequencies.
-RATES = {"conceptlm/tiny-mtp": 1e-3}
+TESTED = {name: ways for family in families().values() for name, ways in family.tested.items()}
+MODES = tuple(name for name in TESTED if not name.endswith("/tiny"))
+"""Other ways through a family's code than its `tiny` recipe takes."""
 PROMPTS = [
     "The first",
     "She had a son. He was old and lived in",
     "A father. His",
     "Who is it? They went to the town. There",
 ]
+
+
+def tested(recipe: Recipe) -> Tested:
+    """Return the ways of the tests with a recipe, by its family."""
+    return TESTED.get(recipe.name, {})
 
 
 @dataclass
@@ -132,7 +126,7 @@ def causal(case: Case) -> Case:
     """Return the case in its causal form, with thresholds from a training step."""
     if not case.model.causal:
         pytest.skip("it reads in both directions: a later token changes what it says of an earlier one")
-    for name, value in NOT_CAUSAL.get(case.recipe.name, {}).items():
+    for name, value in tested(case.recipe).get("causal", {}).items():
         with torch.no_grad():
             case.model.train().training_loss(case.batch())
             case.model.after_step()

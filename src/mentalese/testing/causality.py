@@ -11,7 +11,7 @@ from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.models.base import LanguageModel
 from mentalese.nn.loss import IGNORED
-from mentalese.testing.cases import DRAWN, TOLERANCE, Case
+from mentalese.testing.cases import TOLERANCE, Case, tested
 
 SHARES = (1, 2, 4)
 """Ranks times micro-batches that share a batch of four rows: 4, 2 and 1 rows each."""
@@ -35,7 +35,7 @@ def test_a_rows_training_loss_is_its_score_whatever_rows_it_is_trained_with(caus
     """Check that micro-batches and ranks add up to the whole batch, and that the training loss is the score."""
     _skip_bounds(causal)
     batch, model = causal.batch(), causal.model
-    for name, value in DRAWN.get(causal.recipe.name, {}).items():
+    for name, value in tested(causal.recipe).get("steady", {}).items():
         setattr(model.config, name, value)
     weights = model.target_weights(batch)
     if weights is not None and not bool((weights[batch["labels"] != IGNORED] == 1).all()):

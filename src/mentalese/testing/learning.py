@@ -9,18 +9,18 @@ import torch
 
 from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
-from mentalese.testing.cases import RATES, STEPS_BY_HEART, Case
+from mentalese.testing.cases import Case, tested
 from mentalese.testing.runs import DEVICE
 
 
 def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     model: Any = build_model(case.recipe.model, case.tokenizer, seed=0).to(DEVICE).train()
     batch = case.batch()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATES.get(case.recipe.name, 3e-3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=tested(case.recipe).get("learning_rate", 3e-3))
     torch.manual_seed(0)
     # Masks hide other words at each step: learning a row takes longer, and one loss is a weak measure.
     steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
-    steps = STEPS_BY_HEART.get(case.recipe.name, steps)
+    steps = tested(case.recipe).get("steps", steps)
     losses: list[float] = []
     while len(losses) < steps and not _is_learnt(losses, share, averaged):
         output = model.training_loss(batch)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import errno
-import inspect
 import shlex
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from ipaddress import ip_address
@@ -40,7 +38,7 @@ from mentalese.models.build import context_length
 from mentalese.models.checkpoints import with_fields
 from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.saved import Saved
-from mentalese.models.trace import ThoughtTrace
+from mentalese.models.trace import Knob, ThoughtTrace
 from mentalese.registry import families
 from mentalese.viewer.examples import Example, examples
 from mentalese.viewer.page import page as thought_page
@@ -53,35 +51,14 @@ _EXAMPLES = 3
 _TOP_K = 50  # transformers' default, if the model's settings have none
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One setting on the page: an option of `mentalese generate`, passed if it differs from the model's own value.
-
-    Attributes:
-        name: of the option, or of a field of the config if `field`.
-        own: the value without the option.
-        start: the value that the page starts with; `None`: `own`.
-        least, most, step: of its slider; without `most` a number is typed.
-    """
-
-    name: str
-    label: str
-    info: str
-    own: float
-    least: float
-    most: float | None = None
-    step: float = 1
-    start: float | None = None
-    field: bool = False
-
-    def component(self) -> gr.Slider | gr.Number:
-        """Return the slider or the field."""
-        start = self.own if self.start is None else self.start
-        precision = 0 if isinstance(self.step, int) else None
-        named = {"label": self.label, "info": self.info, "precision": precision}
-        if self.most is None:
-            return gr.Number(start, minimum=self.least, step=self.step, **named)
-        return gr.Slider(self.least, self.most, start, step=self.step, **named)
+def component(knob: Knob) -> gr.Slider | gr.Number:
+    """Return the slider or the field of a setting; its option is passed if it differs from the model's own value."""
+    start = knob.own if knob.start is None else knob.start
+    precision = 0 if isinstance(knob.step, int) else None
+    named = {"label": knob.label, "info": knob.info, "precision": precision}
+    if knob.most is None:
+        return gr.Number(start, minimum=knob.least, step=knob.step, **named)
+    return gr.Slider(knob.least, knob.most, start, step=knob.step, **named)
 
 
 def sampling_knobs(saved: Saved) -> list[Knob]:
@@ -110,18 +87,9 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
 
 def thought_knobs(saved: Saved) -> list[Knob]:
     """Return knobs for the amount of thinking, as far as it can be set at inference."""
-    config, knobs = saved.model.config, []
+    knobs = saved.model.knobs()
     if (latents := saved.layout.asked().get("latents")) is not None:
-        knobs.append(Knob("latents", "Latent thoughts", "after the question", latents, 0, max(2 * latents, 12)))
-    takes = inspect.signature(saved.model.generate).parameters
-    if "fast_steps" in takes and config.num_latents and config.inference != "amortised":
-        steps = "gradient steps on the thoughts of a text"
-        knobs.append(Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)))
-    if "infer_every" in takes and config.num_latents:
-        knobs.append(Knob("infer_every", "Think again", "after this many new tokens; 0: never", 0, 0))
-    if getattr(config, "fork_layers", ()) and config.selection == "block":
-        most, kappa = max(2 * config.budget, 4), "κ / L: streams kept at a fork, per token"
-        knobs.append(Knob("budget", "Streams per token", kappa, config.budget, 1, most, 0.25, field=True))
+        knobs.insert(0, Knob("latents", "Latent thoughts", "after the question", latents, 0, max(2 * latents, 12)))
     return knobs
 
 
@@ -328,7 +296,7 @@ def build(player: Player) -> gr.Blocks:
                     go, halt = gr.Button("Write", variant="primary"), gr.Button("Stop", interactive=False)
                 text, rest, status = gr.HTML(_text("", "")), gr.HTML(_rest(None)), gr.HTML(_status(""))
                 with gr.Accordion("Settings and command", open=False):
-                    knobs = [knob.component() for knob in player.knobs]
+                    knobs = [component(knob) for knob in player.knobs]
                     command = gr.Textbox(label="Equivalent command", interactive=False)
             with gr.Column(scale=3, min_width=360):
                 frame = gr.HTML(_NONE_YET)

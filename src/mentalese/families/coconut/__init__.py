@@ -17,4 +17,5 @@ FAMILY = Family(
             "write_passes": "the small recipes have two latents, and what the second one writes is never read",
         }
     },
+    tested={"coconut/tiny-coconut": {}, "coconut/tiny-pause": {}},
 )

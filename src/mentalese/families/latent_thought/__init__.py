@@ -17,4 +17,5 @@ FAMILY = Family(
             "langevin_step_size": {"inference": "langevin"},
         }
     },
+    tested={"latent_thought/tiny-langevin": {}, "latent_thought/tiny-vae": {}},
 )

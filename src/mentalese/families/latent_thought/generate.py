@@ -12,6 +12,7 @@ from mentalese.errors import InputError
 from mentalese.families.latent_thought.decoder import LTMDecoder
 from mentalese.families.latent_thought.inference import infer, prompt_batch
 from mentalese.models.hf import E
+from mentalese.models.trace import Knob
 from mentalese.models.transformers_seam import CACHE, one_cache
 from mentalese.nn.controls import controlled
 from mentalese.values import checked
@@ -38,6 +39,15 @@ class Reinference:
 
 class LTMGeneration(LTMDecoder[E]):
     """The method `generate` of a Latent Thought Model."""
+
+    def knobs(self) -> list[Knob]:
+        config, steps = self.config, "gradient steps on the thoughts of a text"
+        if not config.num_latents:
+            return []
+        again = Knob("infer_every", "Think again", "after this many new tokens; 0: never", 0, 0)
+        if config.inference == "amortised":
+            return [again]
+        return [Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)), again]
 
     @torch.no_grad()
     def generate(

@@ -18,4 +18,5 @@ FAMILY = Family(
             "cache_turns": "what generation keeps; a pass over a whole text keeps nothing",
         }
     },
+    tested={"looped/tiny": {"steady": {"turns": 1}}},
 )

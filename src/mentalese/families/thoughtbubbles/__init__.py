@@ -15,4 +15,5 @@ FAMILY = Family(
         )
     },
     figures=f"{_HERE}.figures:FIGURES",
+    tested={"thoughtbubbles/tiny": {"causal": {"selection": "causal"}}},
 )

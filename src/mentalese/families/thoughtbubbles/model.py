@@ -35,7 +35,7 @@ from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mix
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import LatentThoughtModel, Limits
-from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.trace import Knob, Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
@@ -111,6 +111,12 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
+
+    def knobs(self) -> list[Knob]:
+        if self.config.causal:
+            return []
+        budget, about = self.config.budget, "κ / L: streams kept at a fork, per token"
+        return [Knob("budget", "Streams per token", about, budget, 1, max(2 * budget, 4), 0.25, field=True)]
 
     @property
     def mixes(self) -> bool:
