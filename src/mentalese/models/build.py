@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
 from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.models.base import LanguageModel, as_model
-from mentalese.models.config import MOST_TENSORS, check_numbers
+from mentalese.models.config import MOST_TENSORS, check_fields
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def config_class(model_type: str) -> Any:
+def config_class(model_type: str) -> type[PreTrainedConfig]:
     """Return the Hugging Face config class of a model type; raises `InputError` with the nearest name."""
     if model_type not in CONFIG_MAPPING:
-        raise InputError(
-            f"model.model_type is {model_type!r}: no such type{nearest(model_type, CONFIG_MAPPING.keys())}"
-        )
+        hint = nearest(model_type, CONFIG_MAPPING.keys())
+        raise InputError(f"model.model_type is {model_type!r}: no such type{hint}", "model.model_type")
     return CONFIG_MAPPING[model_type]
 
 
@@ -39,27 +38,17 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
     """
     values = dict(fields)
     cls = config_class(values.pop("model_type"))
-    names = {f.name for f in cls.__dataclass_fields__.values()} | set(cls.attribute_map)
-    for name in values:
-        if name not in names:
-            raise InputError(f"model.{name}: {cls.model_type} has no such field{nearest(name, names)}")
-    check_numbers("model", cls, values)
+    check_fields("model", cls, values)
     for place, part in (("model", values), ("model.backbone", values.get("backbone"))):
         dtype = part.get("dtype") if isinstance(part, dict) else None
-        if dtype not in (None, "float32"):
-            raise InputError(
-                f"{place}.dtype is {dtype!r}: weights are made and trained in float32; remove it, or set "
-                "train.precision=bf16, which computes in bfloat16"
-            )
+        remedy = "weights are made and trained in float32; remove it, or set train.precision=bf16"
+        require(dtype in (None, "float32"), f"{place}.dtype", dtype, remedy)
     size = values.get("vocab_size", len(tokenizer))
-    if isinstance(size, int) and size < len(tokenizer):
-        raise InputError(
-            f"model.vocab_size is {size}: the tokenizer has {len(tokenizer)} tokens with its markers; remove it, or "
-            "set at least that"
-        )
-    filled = {"vocab_size": len(tokenizer)} | {k: v for k, v in special_token_ids(tokenizer).items() if k in names}
+    remedy = f"the tokenizer has {len(tokenizer)} tokens with its markers; remove it, or set at least that"
+    require(not isinstance(size, int) or size >= len(tokenizer), "model.vocab_size", size, remedy)
+    special = {k: v for k, v in special_token_ids(tokenizer).items() if k in cls.__dataclass_fields__}
     try:
-        return cls(**(filled | values))
+        return cls(**({"vocab_size": len(tokenizer)} | special | values))
     except InputError:
         raise
     except Exception as error:  # configs of other projects raise errors of many types
@@ -106,15 +95,12 @@ def _bounded() -> Iterator[None]:
         hook.remove()
 
 
-def context_length(config: Any) -> int | None:
-    """Return the most tokens that a model can read; `None` for models that read sentence by sentence.
-
-    The length is `max_position_embeddings`, by which transformers also finds fields of other names.
-    """
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens that a model can read; `None` for models that read sentence by sentence."""
     return getattr(config, "max_position_embeddings", None)
 
 
-def check_context(config: Any, recipe: Recipe) -> None:
+def check_context(config: PreTrainedConfig, recipe: Recipe) -> None:
     """Raise `InputError` if the recipe's rows, or its sentences, are longer than the model has positions for."""
     if not recipe.layout.sequential:
         for layout in recipe.layouts():
@@ -131,8 +117,8 @@ def check_context(config: Any, recipe: Recipe) -> None:
         )
 
 
-def check_length(config: Any, name: str, length: int | None) -> None:
+def check_length(config: PreTrainedConfig, name: str, length: int | None) -> None:
     """Raise `InputError` if a length of that name is above what the model can read."""
     context = context_length(config)
-    if length is not None and context is not None and length > context:
-        raise InputError(f"{name} is {length}: the model's context is {context}; set at most that")
+    fits = length is None or context is None or length <= context
+    require(fits, name, length, f"the model's context is {context}; set at most that")

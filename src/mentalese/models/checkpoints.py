@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError
 from mentalese.files import (
     RECORD,
     as_path,
@@ -29,14 +29,14 @@ from mentalese.files import (
 )
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import context_length
-from mentalese.models.config import check_numbers
+from mentalese.models.config import check_fields
 from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
 from mentalese.models.packaged import packaged
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
 from mentalese.recipe import Recipe
-from mentalese.values import shown
+from mentalese.values import checked, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -180,13 +180,7 @@ def check_weights(path: str | Path) -> None:
 
 def with_fields(config: Any, fields: dict[str, Any]) -> Any:
     """Return the config with other values, checked like a new one."""
-    if not isinstance(fields, dict):
-        raise InputError(f"config is {fields!r}: use a dict of fields of the model's config")
-    names = [field for field in config.__dataclass_fields__ if field not in PreTrainedConfig.__dataclass_fields__]
-    for name in fields:
-        if name not in names:
-            raise InputError(f"config.{name}: {config.model_type} has no such field{nearest(name, names)}")
-    check_numbers("config", type(config), fields)
+    check_fields("config", type(config), checked("config", dict, fields))
     return type(config).from_dict(config.to_dict() | fields) if fields else config
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from huggingface_hub.dataclasses import type_validator
 from transformers import PreTrainedConfig
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.anywhere import NotCopied
 from mentalese.models.registration import register_model
 from mentalese.nn.controls import ThoughtControl
+from mentalese.values import checked
 
 # Keywords that transformers itself passes to a config (loading, attention choice, classification heads).
 _HANDED_BY_TRANSFORMERS = {
@@ -34,16 +34,21 @@ _SIZES |= {"intermediate_size", "n_inner"}
 """Sizes that most configs have, under these or other names."""
 
 
-def check_numbers(where: str, cls: type[PreTrainedConfig], values: Mapping[str, Any]) -> None:
-    """Check numbers of a config before it is made: transformers checks only a few.
+def check_fields(where: str, cls: type[PreTrainedConfig], values: Mapping[str, object]) -> None:
+    """Check names and numbers of a config before it is made: transformers checks only a few.
 
     Args:
         where: the section that contains the fields, for messages.
         values: fields of `cls`, under any of their names.
 
     Raises:
-        InputError: a size below 1, more layers than `MOST_TENSORS`, or a number below 0 whose default is not.
+        InputError: an unknown field, a size below 1, more layers than `MOST_TENSORS`, or a number below 0 whose default
+            is not.
     """
+    names = cls.__dataclass_fields__.keys() | cls.attribute_map
+    for name in values:
+        if name not in names:
+            raise InputError(f"{where}.{name}: {cls.model_type} has no such field{nearest(name, names)}")
     usual = {other: name for name, other in cls.attribute_map.items()}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or name.endswith("_token_id"):
@@ -143,23 +148,12 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         return isinstance(attribute, property) and attribute.fset is None
 
     def _check_types(self) -> None:
-        """Check types: transformers' `@strict` neither reads annotations that are strings nor accepts 1 for a float."""
-        checked: set[str] = set()
-        for cls in type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]:
-            for name, expected in inspect.get_annotations(cls, eval_str=True).items():
-                value = getattr(self, name)
-                if name in checked:
-                    continue
-                checked.add(name)
-                if expected is float and type(value) is int:
-                    setattr(self, name, value := float(value))
-                try:
-                    type_validator(name, value, expected)
-                except TypeError as error:
-                    kind = expected.__name__ if isinstance(expected, type) else str(expected).replace("typing.", "")
-                    choices = get_args(expected) if get_origin(expected) is Literal else ()
-                    remedy = f"set {' or '.join(map(str, choices))}" if choices else f"use {kind}"
-                    raise InputError(f"{self.model_type}.{name} is {value!r}: {remedy}") from error
+        """Check the types and ranges that annotations state; transformers does not read those that are strings."""
+        hints: dict[str, object] = {}
+        for cls in reversed(type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]):
+            hints |= inspect.get_annotations(cls, eval_str=True)
+        for name, hint in hints.items():
+            setattr(self, name, checked(f"{self.model_type}.{name}", hint, getattr(self, name)))
 
     @property
     def has_thoughts(self) -> bool:
@@ -167,20 +161,15 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
 
     def check_turns(self, layers_per_turn: int | None) -> None:
         """Raise `InputError` if the number of layers is not a multiple of `layers_per_turn`."""
-        if layers_per_turn is not None and (layers_per_turn < 1 or self.num_hidden_layers % layers_per_turn):
-            raise InputError(
-                f"{self.model_type}.layers_per_turn is {layers_per_turn}: set a divisor of num_hidden_layers "
-                f"({self.num_hidden_layers}), or None"
-            )
+        layers = self.num_hidden_layers
+        fits = layers_per_turn is None or (layers_per_turn >= 1 and layers % layers_per_turn == 0)
+        remedy = f"set a divisor of num_hidden_layers ({layers}), or None"
+        require(fits, f"{self.model_type}.layers_per_turn", layers_per_turn, remedy)
 
     def validate_architecture(self) -> None:
-        if self.thought_control is not None and not self.has_thoughts:
-            raise InputError(
-                f"{self.model_type}.thought_control is {self.thought_control!r}: a model with this config has no "
-                "thoughts to control, remove it"
-            )
-        if self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                f"{self.model_type}.hidden_size is {self.hidden_size}: set a multiple of num_attention_heads "
-                f"({self.num_attention_heads})"
-            )
+        remedy = "a model with this config has no thoughts to control, remove it"
+        can_control = self.thought_control is None or self.has_thoughts
+        require(can_control, f"{self.model_type}.thought_control", self.thought_control, remedy)
+        remedy = f"set a multiple of num_attention_heads ({self.num_attention_heads})"
+        fits = self.hidden_size % self.num_attention_heads == 0
+        require(fits, f"{self.model_type}.hidden_size", self.hidden_size, remedy)

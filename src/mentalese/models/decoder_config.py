@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
-from mentalese.errors import InputError, nearest
-from mentalese.models.config import LatentThoughtConfig, check_numbers
+from mentalese.errors import InputError, nearest, require
+from mentalese.models.config import LatentThoughtConfig, check_fields
 
 
 def decoder_config(where: str, fields: dict[str, Any]) -> Any:
@@ -22,36 +22,37 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     Raises:
         InputError: the type is not a causal LM or is this library's, a field is unknown, or a value is refused.
     """
-    values = dict(fields)
+    values, field = dict(fields), f"{where}.model_type"
     kind = values.pop("model_type", None)
     if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         hint = nearest(str(kind), CONFIG_MAPPING.keys())
-        raise InputError(f"{where}.model_type is {kind!r}: use the type of a transformers decoder (gpt2, llama){hint}")
+        raise InputError(f"{field} is {kind!r}: use the type of a transformers decoder (gpt2, llama){hint}", field)
     cls = CONFIG_MAPPING[kind]
-    if issubclass(cls, LatentThoughtConfig):
-        raise InputError(f"{where}.model_type is {kind!r}: use a decoder of transformers itself, such as gpt2 or llama")
-    names = set(cls.__dataclass_fields__) | set(cls.attribute_map)
-    for name in values:
-        if name not in names:
-            raise InputError(f"{where}.{name}: {kind} has no such field{nearest(name, names)}")
-    check_numbers(where, cls, values)
+    is_foreign = not issubclass(cls, LatentThoughtConfig)
+    require(is_foreign, field, kind, "use a decoder of transformers itself, such as gpt2 or llama")
+    check_fields(where, cls, values)
     try:
         config = cls(**values)
     except (ValueError, TypeError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
-    if not all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")):
-        raise InputError(f"{where}.model_type is {kind!r}: it has no attention, use one that has (gpt2, llama)")
-    if any(hasattr(config, name) for name in ("layers_block_type", "block_types")):
-        raise InputError(f"{where}.model_type is {kind!r}: some layers are not attention, use another (gpt2, llama)")
-    encoder = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
-    if config.is_encoder_decoder or encoder:
-        raise InputError(f"{where}.model_type is {kind!r}: it is not only a decoder, use one that is (gpt2, llama)")
+    has_heads = all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    require(has_heads, field, kind, "it has no attention, use one that has (gpt2, llama)")
+    is_mixed = any(hasattr(config, name) for name in ("layers_block_type", "block_types"))
+    require(not is_mixed, field, kind, "some layers are not attention, use another (gpt2, llama)")
+    encodes = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
+    is_only_decoder = not (config.is_encoder_decoder or encodes)
+    require(is_only_decoder, field, kind, "it is not only a decoder, use one that is (gpt2, llama)")
     return config
+
+
+def kinds_of_layers(config: Any) -> set[str]:
+    """Return the kinds of attention that a decoder's config names; empty if it names none."""
+    return {kind for name in ("layer_types", "attention_layers") for kind in getattr(config, name, None) or ()}
 
 
 def sliding_window(config: Any) -> int | None:
     """Return the number of columns that layers with sliding windows see; `None` if the decoder has no such layers."""
-    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
+    kinds = kinds_of_layers(config)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
 
@@ -62,18 +63,15 @@ def check_full_attention(where: str, config: Any, *, windows: bool = False) -> N
     Args:
         windows: allow sliding windows: no column between a row's tokens is masked, or the caller counts tokens.
     """
-    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "attention_layers", None) or ())
     window, positions = sliding_window(config), getattr(config, "max_position_embeddings", 0)
     if window is not None and window < positions and not windows:
         raise InputError(
             f"{where}.sliding_window is {config.sliding_window} and max_position_embeddings {positions}: latents need "
             "attention in full, so set a window of all positions, or None if the type allows it"
         )
-    if kinds - {"full_attention", "global", "sliding_attention"} or config.model_type in _BY_COLUMN:
-        raise InputError(
-            f"{where}.model_type is {config.model_type!r}: it does not attend in full to earlier tokens, use a "
-            "decoder that does (gpt2, llama)"
-        )
+    is_full = kinds_of_layers(config) <= {"full_attention", "global", "sliding_attention"}
+    remedy = "it does not attend in full to earlier tokens, use a decoder that does (gpt2, llama)"
+    require(is_full and config.model_type not in _BY_COLUMN, f"{where}.model_type", config.model_type, remedy)
 
 
 _BY_COLUMN = {"mpt"}  # the bias counts columns
@@ -86,6 +84,9 @@ WINDOWED = (
 
 PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
 """Types that take a mask of pairs, and embeddings for tokens."""
+
+
+_INHERITED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings", "initializer_range")
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
@@ -110,20 +111,11 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self.backbone = self.backbone or {"model_type": self.default_backbone}
         inner = decoder_config(f"{self.model_type}.backbone", self.backbone)
-        for name in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "tie_word_embeddings",
-            "initializer_range",
-        ):
+        for name in _INHERITED:
             other = getattr(inner, "init_std", 0.02) if name == "initializer_range" else None  # OPT's name for it
             value, inherited = getattr(self, name), getattr(inner, name, other)
-            if value not in (inherited, None):
-                raise InputError(
-                    f"{self.model_type}.{name} is {value}: it is the backbone's, {inherited}; set it in "
-                    f"{self.model_type}.backbone"
-                )
+            remedy = f"it is the backbone's, {inherited}; set it in {self.model_type}.backbone"
+            require(value in (inherited, None), f"{self.model_type}.{name}", value, remedy)
             setattr(self, name, inherited)
         super().__post_init__(**kwargs)
 
@@ -151,8 +143,8 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     def _at_least(self, least: float, *names: str) -> None:
         for name in names:
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"{self.model_type}.{name} is {value}: set at least {least}")
+            value = getattr(self, name)
+            require(value >= least, f"{self.model_type}.{name}", value, f"set at least {least}")
 
 
 class LayeredDecoderConfig(WrappedDecoderConfig):
