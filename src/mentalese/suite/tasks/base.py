@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from mentalese.data.documents import Document, Kind
-from mentalese.errors import InputError, nearest, require
+from mentalese.errors import require
+from mentalese.values import Integer, checked_dataclass, from_data
 
 HELD_OUT = {"validation": 500, "test": 1000}
 """Documents of the splits that are not trained on."""
 
 _SHARES = {"train": 0.8, "validation": 0.9, "test": 1.0}  # cumulative, of contents
 _BLOCK = 256
-MOST_DOCUMENTS = 10**9
-MOST_WORDS = 100_000
+T = TypeVar("T")
+
+
+def _bounds(value: object) -> object:
+    """Split a range that is written as text: `3-4`, or one number for both ends."""
+    ends = value.split("-") if isinstance(value, str) else []
+    return (ends[0], ends[-1]) if 1 <= len(ends) <= 2 else value
+
+
+def _in_order(bounds: tuple[int, int]) -> tuple[int, int]:
+    if bounds[0] > bounds[1]:
+        raise ValueError("write the lower number first")
+    return bounds
+
+
+Range = Annotated[tuple[T, T], Strict(False), BeforeValidator(_bounds), AfterValidator(_in_order)]
+"""The lowest and the highest number."""
+Words = Annotated[int, Field(ge=1, le=100_000)]
 """Words of a document, which are generated many documents at once."""
+Flag = Annotated[int, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class Levels:
         return (self.floor - score) / (self.floor - self.optimum)
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Task(ABC):
     """A task with its options, which are the fields. The same options give the same documents, everywhere.
 
@@ -58,28 +76,17 @@ class Task(ABC):
         seed: another one draws other documents.
     """
 
-    count: int = 20_000
-    seed: int = 0
+    count: Annotated[int, Field(ge=1, le=10**9)] = 20_000
+    seed: Integer = 0
 
     name: ClassVar[str]
     version: ClassVar[int]
     kind: ClassVar[Kind]
     description: ClassVar[str]
 
-    def __post_init__(self) -> None:
-        self.check_range("count", 1, MOST_DOCUMENTS)
-
     def check(self, option: str, condition: bool, remedy: str) -> None:
         """Raise `InputError` unless an option meets its condition."""
-        value = getattr(self, option)
-        text = f"{value[0]}-{value[1]}" if isinstance(value, tuple) else value
-        require(condition, f"{option} of builtin:{self.name}", text, remedy)
-
-    def check_range(self, option: str, least: int, most: int) -> None:
-        """Raise `InputError` unless an option is a number, or two, from `least` to `most`."""
-        value = getattr(self, option)
-        low, high = value if isinstance(value, tuple) else (value, value)
-        self.check(option, least <= low <= high <= most, f"set {least} to {most}")
+        require(condition, f"builtin:{self.name}.{option}", getattr(self, option), remedy)
 
     def size(self, split: str) -> int:
         """Return the number of documents of a split."""
@@ -184,14 +191,8 @@ def uniforms(key: str, *shape: int) -> np.ndarray:
 
 
 def draw(table: np.ndarray, chance: np.ndarray) -> np.ndarray:
-    """Return the index that each number in [0, 1) selects from its distribution.
-
-    Args:
-        table: probabilities [rows, outcomes]
-        chance: [rows]
-    """
-    below = np.cumsum(table, axis=1)[:, :-1] <= chance[:, None]
-    return below.sum(1)
+    """Return the index that each number in [0, 1), [rows], selects from its distribution, [rows, outcomes]."""
+    return (np.cumsum(table, axis=1)[:, :-1] <= chance[:, None]).sum(1)
 
 
 def _number(key: str) -> int:
@@ -204,35 +205,13 @@ def syllables(count: int) -> tuple[str, ...]:
     return tuple(c + v for c in "bcdfghjklmnprstvwxyz" for v in "aeiou")[:count]
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
 def with_options(task: type[Task], options: str) -> Task:
     """Return the task with options as they are written in a source: `distance=8,keys=16`, a range as `hops=3-4`.
 
     Raises:
         InputError: no such option, one that is written twice, or a value that it cannot have.
     """
-    fields = {field.name: field for field in dataclasses.fields(task)}
-    values: dict[str, Any] = {}
-    for option in options.split(",") if options else ():
-        name, _, value = (part.strip() for part in option.partition("="))
-        where = f"data.source has the option {option!r}"
-        if name not in fields:
-            raise InputError(f"{where}: builtin:{task.name} has {', '.join(fields)}{nearest(name, fields)}")
-        if name in values:
-            raise InputError(f"{where}: {name} is set twice, remove one")
-        values[name] = _value(where, value, fields[name].default)
-    return task(**values)
-
-
-def _value(where: str, value: str, default: Any) -> Any:
-    """Return an option's value, of the type of its default."""
-    if isinstance(default, str):
-        return value
-    numbers = value.split("-") if isinstance(default, tuple) else [value]
-    if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
-        form = "a whole number, or two as 3-4" if isinstance(default, tuple) else "a whole number"
-        raise InputError(f"{where}: set {form}")
-    bounds = [int(number) for number in numbers]
-    return (bounds[0], bounds[-1]) if isinstance(default, tuple) else bounds[0]
+    pairs = [option.partition("=") for option in options.split(",")] if options else []
+    values = {name.strip(): value.strip() for name, _, value in pairs}
+    require(len(values) == len(pairs), f"builtin:{task.name}", options, "set each option once")
+    return from_data(task, f"builtin:{task.name}", values)

@@ -30,18 +30,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, permutations
 from itertools import count as numbers
+from typing import Annotated
+
+from pydantic import Field
 
 from mentalese.data.documents import Document, record
-from mentalese.suite.tasks.base import Levels, Task
+from mentalese.suite.tasks.base import Flag, Levels, Range, Task
+from mentalese.values import checked_dataclass
 
 _ENOUGH = 200  # sequences of the smallest length, so that each split has some
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Composition(Task):
     """Options of `builtin:composition`.
 
@@ -52,8 +55,8 @@ class Composition(Task):
     """
 
     things: int = 3
-    length: tuple[int, int] = (3, 8)
-    steps: int = 1
+    length: Range[Annotated[int, Field(le=1000)]] = (3, 8)
+    steps: Flag = 1
 
     name = "composition"
     version = 1
@@ -61,11 +64,9 @@ class Composition(Task):
     description = "20,000 products of 3 to 8 permutations of 3 things (or 5), with the running product"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.check("things", self.things in (3, 5), "set 3 or 5")
         least = math.ceil(math.log(_ENOUGH) / math.log(math.factorial(self.things)))
-        self.check_range("length", least, 1000)
-        self.check("steps", self.steps in (0, 1), "set 0 or 1")
+        self.check("length", self.length[0] >= least, f"set {least} or more")
 
     @cached_property
     def group_table(self) -> dict[str, dict[str, str]]:

@@ -28,19 +28,21 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count as numbers
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from mentalese.data.documents import Document, record
-from mentalese.suite.tasks.base import Levels, Task
+from mentalese.suite.tasks.base import Flag, Levels, Range, Task
+from mentalese.values import checked_dataclass
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 MODULUS = 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Expressions(Task):
     """Options of `builtin:expressions`.
 
@@ -49,18 +51,13 @@ class Expressions(Task):
         steps: 1 writes the value at the end of each bracket, 0 only the answer.
     """
 
-    depth: tuple[int, int] = (2, 4)
-    steps: int = 1
+    depth: Range[Annotated[int, Field(ge=1, le=12)]] = (2, 4)
+    steps: Flag = 1
 
     name = "expressions"
     version = 1
     kind = "records"
     description = "20,000 bracketed expressions modulo 10 of depth 2 to 4, with the value of each bracket"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_range("depth", 1, 12)
-        self.check("steps", self.steps in (0, 1), "set 0 or 1")
 
     def generate(self, split: str) -> Iterator[Document]:
         low, high = self.depth

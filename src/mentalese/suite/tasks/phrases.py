@@ -18,17 +18,19 @@ The chain and the phrases depend only on `seed`, `concepts`, `phrases`, `tokens`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from mentalese.suite.tasks.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
+from mentalese.suite.tasks.base import MarkovText, Words, draw, syllables, uniforms
+from mentalese.values import Positive, checked_dataclass
 
 SPREAD = 4  # weights of the chain are exponential variates to this power
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Phrases(MarkovText):
     """Options of `builtin:phrases`.
 
@@ -43,29 +45,23 @@ class Phrases(MarkovText):
             them phrases of 4 words fill chunks of 4 tokens.
     """
 
-    concepts: int = 16
-    phrases: int = 16
-    tokens: int = 4
-    words: int = 16
-    length: int = 16
-    order: int = 3
-    lead: int = 0
+    concepts: Annotated[int, Field(ge=2, le=1000)] = 16
+    phrases: Annotated[int, Field(ge=1, le=1000)] = 16
+    tokens: Annotated[int, Field(ge=1, le=16)] = 4
+    words: Annotated[int, Field(ge=2, le=100)] = 16
+    length: Words = 16
+    order: Positive = 3
+    lead: Annotated[int, Field(ge=0, le=100)] = 0
 
     name = "phrases"
     version = 1
     description = "20,000 documents of 16 phrases, each phrase one of 16 ways to write a concept; options set sizes"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_range("concepts", 2, 1000)
-        self.check_range("phrases", 1, 1000)
-        self.check_range("tokens", 1, 16)
-        self.check_range("words", 2, 100)
         enough = self.words**self.tokens >= 2 * self.concepts * self.phrases
         self.check("words", enough, f"set more: {self.concepts * self.phrases} phrases have to differ")
-        self.check_range("length", 1, MOST_WORDS)
-        self.check_range("order", 1, self.length * self.tokens)
-        self.check_range("lead", 0, 100)
+        most = self.length * self.tokens
+        self.check("order", self.order <= most, f"set at most {most}, the words of a document")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -123,17 +119,15 @@ class Phrases(MarkovText):
 
     def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
         total = np.zeros(len(ids))
-        concepts = np.broadcast_to(
-            self.marginals[min(start // self.tokens, self.length - 1)], (len(ids), self.concepts)
-        )
+        first = self.marginals[min(start // self.tokens, self.length - 1)]
+        concepts = np.broadcast_to(first, (len(ids), self.concepts))
         place = start
         while place < stop:
             offset = place % self.tokens
             end = min(stop, place - offset + self.tokens)
             visible = self.table[:, :, offset : offset + end - place]
-            fits = (
-                (ids[:, None, None, place:end] == visible).all(-1).mean(-1)
-            )  # p(words | concept), [documents, concepts]
+            # p(words | concept), [documents, concepts]
+            fits = (ids[:, None, None, place:end] == visible).all(-1).mean(-1)
             joint = concepts * fits
             likelihood = joint.sum(1, keepdims=True)
             total += np.log(likelihood[:, 0])

@@ -47,10 +47,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, islice, pairwise
 from itertools import count as numbers
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from mentalese.data.documents import Document, record
 from mentalese.data.prosqa import Question
-from mentalese.suite.tasks.base import Levels, Task
+from mentalese.suite.tasks.base import Levels, Range, Task
+from mentalese.values import checked_dataclass
 
 # The words of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can answer its questions.
 # ruff: noqa: SIM905
@@ -60,7 +64,8 @@ _CONCEPTS = (
     "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
     "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 ).split()
-_WORDS = {
+Facts = Literal["sentences", "pairs", "words"]
+_WORDS: dict[Facts, tuple[list[str], list[str]]] = {
     "sentences": (_NAMES, _CONCEPTS),
     "pairs": (_NAMES, _CONCEPTS),
     "words": (list("ABCDEF"), list("abcdefghijklmnop")),
@@ -72,7 +77,7 @@ _FURTHER = 0.3  # chance of a further parent, for each step of the paths
 _TRIED = 2000  # training documents on which the best rule is found
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Reachability(Task):
     """Options of `builtin:reachability`.
 
@@ -84,10 +89,10 @@ class Reachability(Task):
             letters, a token each: `ab`. The answer is then only the candidate.
     """
 
-    hops: tuple[int, int] = (3, 4)
+    hops: Range[Annotated[int, Field(ge=3)]] = (3, 4)
     nodes: int = 14
-    steps: str = "path"
-    facts: str = "sentences"
+    steps: Literal["path", "frontier"] = "path"
+    facts: Facts = "sentences"
 
     name = "reachability"
     version = 1
@@ -95,11 +100,8 @@ class Reachability(Task):
     description = "20,000 questions like ProsQA's, 3 or 4 steps, which only search answers"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("steps", self.steps in ("path", "frontier"), "set path or frontier")
-        self.check("facts", self.facts in _WORDS, "set sentences, pairs or words")
         most = 2 + len(_WORDS[self.facts][1])
-        self.check_range("hops", 3, (most - 5) // 2)
+        self.check("hops", self.hops[1] <= (most - 5) // 2, f"set at most {(most - 5) // 2}")
         least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= most, f"set {least} (for {self.hops[1]} hops) to {most}")
 
@@ -244,7 +246,7 @@ class _Graph:
         return path
 
 
-def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: str) -> Question:
+def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: Facts) -> Question:
     ends = 2 * hops, 2 * hops + 1
     names, fixed_words = _WORDS[form]
     while True:  # hardly ever twice

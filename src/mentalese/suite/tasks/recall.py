@@ -29,12 +29,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count as numbers
+from typing import Annotated
+
+from pydantic import Field
 
 from mentalese.data.documents import Document
-from mentalese.suite.tasks.base import HELD_OUT, MOST_WORDS, Levels, Task
+from mentalese.suite.tasks.base import HELD_OUT, Levels, Task, Words
+from mentalese.values import NonNegative, checked_dataclass
 
 # Words in strings: a list of each would be pages long.
 # ruff: noqa: SIM905
@@ -65,7 +68,7 @@ WORDS = 5  # of every sentence
 _VALUE = 3  # the place of the value in its sentence
 
 
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Recall(Task):
     """Options of `builtin:recall`.
 
@@ -77,11 +80,11 @@ class Recall(Task):
         window: sentences before a question that the floor sees.
     """
 
-    distance: int = 8
-    keys: int = 4
-    key_words: int = 2
-    values: int = 16
-    window: int = 1
+    distance: Words = 8
+    keys: Annotated[int, Field(ge=1, le=64)] = 4
+    key_words: Annotated[int, Field(ge=1, le=2)] = 2
+    values: Annotated[int, Field(ge=2, le=len(_VALUES))] = 16
+    window: NonNegative = 1
 
     name = "recall"
     version = 1
@@ -89,12 +92,7 @@ class Recall(Task):
     description = "20,000 texts that bind 4 keys to values and ask for them 8 sentences later; options set sizes"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_range("distance", 1, MOST_WORDS)
-        self.check_range("key_words", 1, 2)
-        self.check_range("keys", 1, 64 if self.key_words == 2 else len(_SECOND))
-        self.check_range("values", 2, len(_VALUES))
-        self.check("window", self.window >= 0, "set 0 or more")
+        self.check("keys", self.key_words == 2 or self.keys <= len(_SECOND), f"set at most {len(_SECOND)}")
 
     @cached_property
     def pairs(self) -> dict[str, list[str]]:

@@ -18,17 +18,17 @@ ones (`length=256`), have the same topics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
-from mentalese.suite.tasks.base import MOST_WORDS, MarkovText, draw, syllables, uniforms
+from mentalese.suite.tasks.base import MarkovText, Words, draw, syllables, uniforms
+from mentalese.values import Positive, checked_dataclass
 
-SENTENCE = 8
 
-
-@dataclass(frozen=True, kw_only=True)
+@checked_dataclass("")
 class Topics(MarkovText):
     """Options of `builtin:topics`.
 
@@ -41,25 +41,19 @@ class Topics(MarkovText):
         window: symbols that the floor sees.
     """
 
-    topics: int = 8
-    symbols: int = 32
-    length: int = 64
-    table: str = "bigram"
-    spread: int = 2
-    window: int = 1
+    topics: Annotated[int, Field(ge=2, le=1000)] = 8
+    symbols: Annotated[int, Field(ge=2, le=100)] = 32
+    length: Annotated[Words, Field(ge=2)] = 64
+    table: Literal["unigram", "bigram"] = "bigram"
+    spread: Annotated[int, Field(ge=1, le=8)] = 2
+    window: Positive = 1
 
     name = "topics"
     version = 1
     description = "20,000 documents, each drawn from one of 8 hidden tables; options set sizes"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_range("topics", 2, 1000)
-        self.check_range("symbols", 2, 100)
-        self.check_range("length", 2, MOST_WORDS)
-        self.check("table", self.table in ("unigram", "bigram"), "set unigram or bigram")
-        self.check_range("spread", 1, 8)
-        self.check_range("window", 1, self.length)
+        self.check("window", self.window <= self.length, f"set at most {self.length}, the length")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -71,7 +65,7 @@ class Topics(MarkovText):
 
     @property
     def sentence(self) -> int:
-        return SENTENCE
+        return 8
 
     @cached_property
     def tables(self) -> np.ndarray:
