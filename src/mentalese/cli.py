@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mentalese.commands import COMMANDS
-from mentalese.commands.options import read_all
+from mentalese.commands.options import read_all, read_options
 from mentalese.errors import InputError, nearest
 
 
@@ -79,7 +79,11 @@ def _run(words: list[str]) -> None:
     elif words[0] not in COMMANDS:
         raise InputError(f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)} (`mentalese --help`)")
     else:
-        importlib.import_module(f"mentalese.commands.{words[0]}").run(words[1:])
+        module = importlib.import_module(f"mentalese.commands.{words[0]}")
+        if hasattr(module, "run_words"):  # its options depend on a recipe, which the words name
+            module.run_words(words[1:])
+        else:
+            module.run(read_options(module.Options, words[1:], words[0]))
 
 
 def _fail(error: object, code: int) -> int:

@@ -35,7 +35,7 @@ def test_a_dry_run_counts_the_longest_rows_of_a_curriculum(corpus: Path) -> None
     )
     longer = dataclasses.replace(short, phases=(Phase(start=1, clock="epochs", layout={"sequence_length": 64}),))
     long = dataclasses.replace(short, layout=dataclasses.replace(short.layout, sequence_length=64))
-    estimated = [estimate(recipe)["memory"]["activations"] for recipe in (short, longer, long)]
+    estimated = [estimate(recipe).memory["activations"] for recipe in (short, longer, long)]
     assert estimated[0] < estimated[1] == estimated[2]
     kept = [kept_bytes(quiet_run(recipe, corpus.with_name("run"))) for recipe in (short, longer, long)]
     assert kept[0] < kept[1] == kept[2]
@@ -47,5 +47,5 @@ def test_a_dry_run_estimates_what_is_kept_and_checkpointing_keeps_less(name: str
     for checkpointing in (False, True):
         run = by_hand(name, corpus, checkpointing=checkpointing)
         measured.append(kept_bytes(run))
-        assert 0.4 < measured[-1] / estimate(run.recipe)["memory"]["activations"] < 2
+        assert 0.4 < measured[-1] / estimate(run.recipe).memory["activations"] < 2
     assert measured[1] < 0.5 * measured[0]

@@ -21,7 +21,7 @@ import pytest
 
 from mentalese import Family
 from mentalese.commands import COMMANDS
-from mentalese.commands.options import read
+from mentalese.commands.options import read_options
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
         assert (program, model) == ("mentalese", "MODEL")
         assert command in COMMANDS
         module = importlib.import_module(f"mentalese.commands.{command}")
-        read(module.Options, [model, *options], command)
+        read_options(module.Options, [model, *options], command)
     assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff"}
 
 
@@ -155,7 +155,7 @@ def test_the_commands_of_training_have_options_that_exist() -> None:
     for program, command, *words in lines:
         assert program == "mentalese"
         if command != "train":
-            read(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
+            read_options(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
     assert {"grow", "train", "answer", "push"} == set(seen)
 
 

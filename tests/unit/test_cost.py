@@ -37,8 +37,8 @@ def test_a_table_costs_what_a_dry_run_counts(name: str, tmp_path: Path, monkeypa
     recipe = dataclasses.replace(recipe, model=recipe.model | {"vocab_size": len(tokenizer)})
     found, counted = cost.table_cost(recipe), estimate(recipe)
     assert found is not None
-    assert found.training == pytest.approx(counted["flops"], rel=0.02)
-    assert found.evaluation == pytest.approx(counted["evaluation_flops"], rel=0.05)
+    assert found.training == pytest.approx(counted.flops, rel=0.02)
+    assert found.evaluation == pytest.approx(counted.evaluation_flops, rel=0.05)
 
 
 def test_runs_of_sentences_and_questions_depend_on_their_text() -> None:

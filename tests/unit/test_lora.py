@@ -200,8 +200,8 @@ def test_only_trained_parameters_have_moments(base: Path, corpus: Path, tmp_path
 def test_a_dry_run_counts_what_is_trained(base: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     asked = recipe(corpus, base, tmp_path, "conceptlm")
     figures, (_, parameters) = estimate(asked), start_model(asked, load_model(asked.train.init or "")[1])
-    assert figures["parameters"] == parameters
-    assert figures["memory"]["adam"] == 8 * parameters["trained"] < 8 * parameters["total"]
+    assert figures.run.parameters == parameters
+    assert figures.memory["Adam's moments"] == 8 * parameters["trained"] < 8 * parameters["total"]
     print_dry_run(asked, 1e12)
     assert f"{parameters['trained']:,} of {parameters['total']:,}" in " ".join(capsys.readouterr().out.split())
 

@@ -397,7 +397,8 @@ def test_the_command_writes_a_page(
     (tmp_path / "text.txt").write_text(TEXT)
     run = str(runs["latent_thought"])
     arguments = ["--file", "text.txt", "--config", "fast_steps=2", "--against", str(runs["gpt2"])]
-    assert cli.main(["think", run, *arguments]) == 0
+    monkeypatch.setattr("sys.argv", ["mentalese", "think", run, *arguments])
+    assert cli.main() == 0
     assert capsys.readouterr().out == f"think.html shows what {run} thought\n"
     page = inside((tmp_path / "think.html").read_text())
     assert page["command"].startswith(f"mentalese think {run} --file text.txt")

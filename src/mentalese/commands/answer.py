@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.files import check_place
@@ -21,9 +20,7 @@ class Options(ResultOptions, AnswerOptions):
     """
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "answer")
-    options.check()
+def run(options: Options) -> None:
     from mentalese.evaluation import answers
 
     for place in answers.places(options.out) if options.out else ():

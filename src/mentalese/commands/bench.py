@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.values import Place, Texts, checked_dataclass
 
@@ -26,8 +25,7 @@ class Options:
     json: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "bench")
+def run(options: Options) -> None:
     from mentalese.compare.bench import bench, print_bench
 
     with only_result_on_stdout():

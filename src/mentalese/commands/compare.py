@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
-from mentalese.commands.recipe_options import is_setting, names_before_options, read_recipe
+from mentalese.commands.options import is_setting, names_before_options, read_options, read_recipe
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import SUFFIXES, open_recipe
@@ -51,8 +50,8 @@ class Options:
         return [word for word in self.recipes if is_setting(word)]
 
 
-def run(words: list[str]) -> None:
-    patterns = names_before_options(words) or [*read(Options, words, "compare").recipes]
+def run_words(words: list[str]) -> None:
+    patterns = names_before_options(words) or [*read_options(Options, words, "compare").recipes]
     changed = [read_recipe(recipe, Options, words, "compare") for recipe in _recipes(patterns)]
     recipes, options = [recipe for recipe, _ in changed], changed[0][1]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read, read_all
+from mentalese.commands.options import read_all
 from mentalese.values import checked_dataclass
 
 
@@ -21,5 +21,5 @@ class Options:
     shell: Annotated[Positional[Literal["bash", "zsh", "fish"]], arg(metavar="SHELL")]
 
 
-def run(words: list[str]) -> None:
-    read_all(["--tyro-print-completion", read(Options, words, "completion").shell])
+def run(options: Options) -> None:
+    read_all(["--tyro-print-completion", options.shell])

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
 from mentalese.data.documents import HELD_OUT
 from mentalese.recipe import Detokenizer
 from mentalese.values import Place, Positive, PositiveNumber, checked_dataclass
@@ -43,8 +42,7 @@ class Options:
     held_out: PositiveNumber = HELD_OUT
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "data")
+def run(options: Options) -> None:
     from mentalese.recipe import DataConfig
 
     fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}

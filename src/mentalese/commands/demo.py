@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import score_text
 from mentalese.screen import print_table
@@ -26,8 +25,7 @@ class Options:
     json: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "demo")
+def run(options: Options) -> None:
     from mentalese.suite.demo import run_demo
 
     with only_result_on_stdout():

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
-from mentalese.commands.shared import ResultOptions, device, only_result_on_stdout, text_read
+from mentalese.commands.shared import ResultOptions, only_result_on_stdout, text_read
 from mentalese.evaluation.options import TextOptions
 from mentalese.values import checked_dataclass
 
@@ -25,14 +24,12 @@ class Options(ResultOptions, TextOptions):
     other: Annotated[Positional[str], arg(metavar="OTHER")]
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "diff")
-    options.check()
+def run(options: Options) -> None:
     from mentalese.evaluation import paired
     from mentalese.models.saved import load
 
     with only_result_on_stdout():
-        result = paired.run(options.open(), load(options.other, device()), options, show=True)
+        result = paired.run(options.open(), load(options.other), options, show=True)
     labels = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
     rows = [
         (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch import Tensor
 from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
-from mentalese.data.store import TokenStore
-from mentalese.evaluation.questions import answer_limit
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
@@ -28,6 +26,28 @@ _ACTIVATIONS = 34
 2022, section 4.1); float32 keeps twice as much."""
 _KEPT = 2 / _ACTIVATIONS
 """The share of them that gradient checkpointing keeps, a layer's input; one layer at a time has all."""
+_NOTES = f"""
+Activations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in
+float32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,
+loops) is taken to keep as much more; small ones keep 0.4 to 2 times the estimate. The time is without
+checkpoints and answers to questions; evaluation is taken to be as fast as training."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of a run in one process.
+
+    Attributes:
+        run: the run, without weights.
+        flops: FLOPs of training, in total.
+        evaluation_flops: FLOPs of all validations and the test; `None` for answers, which are not counted.
+        memory: bytes of weights, gradients, Adam's moments and activations.
+    """
+
+    run: Run
+    flops: float
+    evaluation_flops: float | None
+    memory: dict[str, float]
 
 
 def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
@@ -41,108 +61,75 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         InputError: the same errors of the recipe or its data as in the run.
         FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
-    figures = estimate(recipe)
+    cost = estimate(recipe)
     speed, activations, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
-    parameters, memory, evaluation = figures["parameters"], figures["memory"], figures["evaluation_flops"]
-    seconds = (figures["flops"] + (evaluation or 0)) / speed
+    parameters, plan, memory, evaluation = cost.run.parameters, cost.run.plan, cost.memory, cost.evaluation_flops
+    steps, tokens = plan.total_steps, plan.position(plan.total_steps).tokens
+    seconds = (cost.flops + (evaluation or 0)) / speed
     rows = {
         "parameters": f"{parameters['total']:,} ({parameters['non_embedding']:,} without embeddings)",
         "trained": f"{parameters['trained']:,} of {parameters['total']:,}",
-        "steps": f"{figures['steps']:,}",
-        "tokens": f"{figures['tokens']:,} ({figures['tokens_per_step']:,.0f} per step)",
-        "training FLOPs": f"{figures['flops']:.3g} ({figures['flops_per_token']:.3g} per token)",
-        **figures["evaluation"],
+        "steps": f"{steps:,}",
+        "tokens": f"{tokens:,} ({tokens / steps:,.0f} per step)",
+        "training FLOPs": f"{cost.flops:.3g} ({cost.flops / tokens:.3g} per token)",
+        "validations": f"{plan.validations():,}, each of {_scored(cost.run, 'validation', recipe.evaluation)}",
+        "test": _scored(cost.run, "test", recipe.evaluation.of_test()),
         "evaluation FLOPs": "not counted: answers to questions" if evaluation is None else f"{evaluation:.3g}",
         "speed": f"{speed:.3g} FLOPs per second, {'as given' if flops_per_second else 'measured here in a few steps'}",
         "time": f"{seconds / 3600:,.2f} hours",
-        "weights": _size(memory["weights"]),
-        "gradients": _size(memory["gradients"]),
-        "Adam's moments": _size(memory["adam"]),
-        "activations": f"{_size(memory['activations'])} (estimated)",
-        "memory in all": f"{_size(sum(memory.values()))} (estimated)",
-    }
-    if activations is not None:
-        rows["activations"] += f", {_size(activations)} (measured here)"
+    } | {name: _size(count) for name, count in memory.items()}
+    rows["activations"] += " (estimated)" + ("" if activations is None else f", {_size(activations)} (measured here)")
+    rows["memory in all"] = f"{_size(sum(memory.values()))} (estimated)"
     if peak is not None:
         rows["peak memory"] = f"{_size(peak)} (measured in these steps; on a CPU with Python and its libraries)"
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
-    for remark in figures["remarks"]:
+    for remark in plan.remarks():
         print(f"\n{remark}")
-    print(
-        f"\nActivations are estimated as {_ACTIVATIONS} bytes x width x layers x tokens of a micro-batch, twice that in"
-        "\nfloat32: a decoder that stores no attention scores (Korthikanti et al., 2022). A model of more FLOPs (forks,"
-        "\nloops) is taken to keep as much more; small ones keep 0.4 to 2 times the estimate. The time is without"
-        "\ncheckpoints and answers to questions; evaluation is taken to be as fast as training."
-    )
+    print(_NOTES)
 
 
-def estimate(recipe: Recipe) -> dict[str, Any]:
-    """Return parameters, length, FLOPs and bytes of a run in one process.
-
-    Returns:
-        `parameters` (total, non_embedding, trained), `steps`, `tokens`, `tokens_per_step`, `flops` (training, in
-        total), `flops_per_token`, `remarks` (see `Plan.remarks`), `evaluation` (number and data of evaluations, in
-        words), `evaluation_flops` (of all validations and the test, in total; `None` for answers, which are not
-        counted), and `memory`: bytes of weights, gradients, Adam's moments and activations.
+def estimate(recipe: Recipe) -> Estimate:
+    """Return the cost of a run.
 
     Raises:
         InputError: the recipe or its data are not valid.
     """
     run = Run(recipe, Path("dry-run"), Parallel(0, 1, 0, torch.device("cpu")), show=False, weights=False)
-    plan, model, parameters = run.plan, run.model, run.parameters
-    micro_batches = recipe.train.gradient_accumulation_steps
-    tokens, per_token = plan.position(plan.total_steps).tokens, flops_per_token(model, plan, micro_batches)
-    weight_bytes = 4 * sum(p.numel() for p in model.parameters())  # with adapters; always float32
-    trained = 4 * parameters["trained"]
-    layers = model.config.num_hidden_layers
-    width = _ACTIVATIONS * (1 if recipe.train.precision == "bf16" else 2) * model.config.hidden_size
-    batch, _ = largest_batch(plan)
-    tokens_at_once, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
-    attention = 2 * length * model.config.hidden_size * layers
-    plain = 2 * tokens_at_once * (parameters["non_embedding"] + model.output_weight().numel() + attention)
-    width *= tokens_at_once * max(1.0, model.forward_flops(batch) / plain)
-    return {
-        "parameters": parameters,
-        "steps": plan.total_steps,
-        "tokens": tokens,
-        "tokens_per_step": tokens / plan.total_steps,
-        "flops": per_token * tokens,
-        "flops_per_token": per_token,
-        "remarks": plan.remarks(),
-        "evaluation": _evaluation(recipe, run.store, plan),
-        "evaluation_flops": _evaluation_flops(run),
-        "memory": {
-            "weights": weight_bytes,
-            "gradients": trained,
-            "adam": 2 * trained,
-            "activations": width * (layers if not recipe.train.checkpointing else 1 + _KEPT * layers),
-        },
+    plan, model, train = run.plan, run.model, recipe.train
+    per_token = flops_per_token(model, plan, train.gradient_accumulation_steps)
+    layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    batch, _ = _largest_batch(plan)
+    tokens, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
+    used_weights = run.parameters["non_embedding"] + model.output_weight().numel()
+    plain_flops = 2 * tokens * (used_weights + 2 * length * width * layers)
+    layer_bytes = _ACTIVATIONS * (1 if train.precision == "bf16" else 2) * width * tokens
+    layer_bytes *= max(1.0, model.forward_flops(batch) / plain_flops)
+    trained = 4 * run.parameters["trained"]
+    memory = {
+        "weights": 4.0 * sum(p.numel() for p in model.parameters()),  # with adapters; always float32
+        "gradients": trained,
+        "Adam's moments": 2 * trained,
+        "activations": layer_bytes * (layers if not train.checkpointing else 1 + _KEPT * layers),
     }
+    return Estimate(run, per_token * plan.position(plan.total_steps).tokens, _evaluation_flops(run), memory)
 
 
-def _evaluation(recipe: Recipe, store: TokenStore, plan: Plan) -> dict[str, str]:
-    """Return the number of validations, and the documents or questions of each validation and of the test."""
-    evaluation, what, limit = recipe.evaluation, "documents", ""
-    if evaluation.metric == "accuracy":
-        limits = (answer_limit(evaluation, layout, store.splits.values()) for layout in recipe.layouts())
-        what, limit = "questions", f", at most {max(limits)} new tokens each"
-
-    def count(split: str, evaluation: EvaluationConfig) -> str:
-        available = len(store.splits[split].document_bytes)
-        return f"{evaluation.documents(available):,} of {available:,} {what}{limit}"
-
-    return {
-        "validations": f"{plan.validations():,}, each of {count('validation', evaluation)}",
-        "test": count("test", evaluation.of_test()),
-    }
+def _scored(run: Run, split: str, evaluation: EvaluationConfig) -> str:
+    """Return the number of documents or questions of an evaluation, in words."""
+    available = len(run.store.splits[split].document_bytes)
+    count = f"{evaluation.documents(available):,} of {available:,}"
+    if not run.validation.asks:
+        return f"{count} documents"
+    limit = max(run.validation.protocol(layout).answer_tokens for layout in run.recipe.layouts())
+    return f"{count} questions, at most {limit} new tokens each"
 
 
 def _evaluation_flops(run: Run) -> float | None:
-    """FLOPs of scoring the validation split as often as the run does, and the test split once; from some batches."""
+    """Return FLOPs of all validations and the test, counted from some batches."""
     recipe, evaluation = run.recipe, run.recipe.evaluation
-    if evaluation.metric == "accuracy":
+    if run.validation.asks:
         return None
 
     def scoring(split: str, evaluation: EvaluationConfig) -> float:
@@ -157,19 +144,19 @@ def _evaluation_flops(run: Run) -> float | None:
     return run.plan.validations() * scoring("validation", evaluation) + scoring("test", evaluation.of_test())
 
 
-def largest_batch(plan: Plan) -> tuple[Batch, int]:
+def _largest_batch(plan: Plan) -> tuple[Batch, int]:
     """Return the largest micro-batch of a run's first and last step, and its step: phases may make rows longer."""
     micro_batches = range(plan.recipe.train.gradient_accumulation_steps)
     steps = dict.fromkeys((0, plan.total_steps - 1))
     batches = [(plan.batch(step, 0, 1, micro), step) for step in steps for micro in micro_batches]
-    return max(batches, key=lambda found: found[0]["input_ids"].numel())
+    return max(batches, key=lambda pair: pair[0]["input_ids"].numel())
 
 
 def kept_bytes(run: Run) -> int:
-    """Bytes that the forward pass of a run's largest micro-batch keeps for the backward pass, without weights."""
+    """Return bytes that a forward pass of the largest micro-batch keeps for the backward pass, without weights."""
     run.step.train()
     run.model.before_step(0)
-    largest, step = largest_batch(run.plan)
+    largest, step = _largest_batch(run.plan)
     batch = to_device(largest, run.parallel.device)
     inputs = [value for value in batch.values() if isinstance(value, Tensor)]
     with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():

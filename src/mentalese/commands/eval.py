@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout, text_read
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.values import checked_dataclass
@@ -13,9 +12,7 @@ class Options(ResultOptions, EvaluationOptions):
     """Scores a saved model: perplexity in its own tokens, and tasks of lm-eval."""
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "eval")
-    options.check()
+def run(options: Options) -> None:
     from mentalese.evaluation import measures
 
     with only_result_on_stdout():

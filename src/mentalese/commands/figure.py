@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import given_text
 from mentalese.values import Place, Positive, Texts, checked_dataclass
 
@@ -34,8 +33,7 @@ class Options:
     documents: Positive | None = None
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "figure")
+def run(options: Options) -> None:
     text = given_text(options.text, options.file)
     from mentalese.analyses.figures import write_figure
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
-from mentalese.commands.options import read
-from mentalese.commands.shared import device, only_result_on_stdout, print_json, read_text
+from mentalese.commands.options import ModelPath
+from mentalese.commands.shared import only_result_on_stdout, print_json, read_text
 from mentalese.errors import InputError
 from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.values import checked_dataclass
@@ -24,12 +21,11 @@ class Options(GenerateOptions):
         json: print a list of prompts and texts as JSON.
     """
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    model: ModelPath
     json: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "generate")
+def run(options: Options) -> None:
     kwargs = options.generation()
     if options.prompt and options.file:
         raise InputError("--prompt and --file are both given: use one of them")
@@ -39,7 +35,7 @@ def run(words: list[str]) -> None:
 
     from mentalese.models.saved import load
 
-    saved = load(options.model, device(), config=config_fields(options.config)).at(options.stage, options.latents)
+    saved = load(options.model, config=config_fields(options.config)).at(options.stage, options.latents)
     kwargs |= options.inference(saved.model.generate)
     kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     one_stream = len(prompts) == 1 and options.num_beams == 1 and saved.model.causal and not options.json

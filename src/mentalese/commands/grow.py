@@ -6,7 +6,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Texts, checked_dataclass
 
@@ -35,8 +34,7 @@ class Options:
     seed: NonNegative = 0
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "grow")
+def run(options: Options) -> None:
     fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
     fields |= {"silent_start": True} if options.silent_start else {}
 

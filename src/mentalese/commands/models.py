@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import print_json
 from mentalese.install import install_command
 from mentalese.screen import width
@@ -23,12 +21,11 @@ class Options:
     json: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "models")
+def run(options: Options) -> None:
     from mentalese.files import read_json
     from mentalese.models.packaged import PREFIX, packaged_models
 
-    entries: dict[str, dict[str, Any]] = {}
+    entries = {}
     for name, folder in packaged_models().items():
         about = read_json(folder / "mentalese.json") if (folder / "mentalese.json").is_file() else {}
         recipe = about.get("recipe", {})
@@ -40,10 +37,12 @@ def run(words: list[str]) -> None:
             "folder": str(folder),
         }
     if options.json:
-        return print_json(entries)
+        print_json(entries)
+        return
     if not entries:
-        return print(f"No package of models is installed: {install_command(models=True)}")
+        print(f"No package of models is installed: {install_command(models=True)}")
+        return
     for name, model in entries.items():
         print(f"{name}  {model['bytes'] / 1e6:.1f} MB")
         print(textwrap.fill(model["summary"], width(), initial_indent="  ", subsequent_indent="  "))
-    return print(f'\nmentalese think {next(iter(entries))} --text "..."')
+    print(f'\nmentalese think {next(iter(entries))} --text "..."')

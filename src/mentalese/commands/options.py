@@ -1,48 +1,151 @@
-"""Options of commands: tyro makes a command line of a dataclass, whose `Positional` fields are its arguments."""
+"""Options of commands: tyro makes a command line of a dataclass, whose `Positional` fields are its arguments.
+
+`train` and `compare` have an option for each field of a recipe too, besides words of the form `section.field=value`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Annotated, Any, Protocol, TypeVar
 
 import tyro
+from tyro.conf import Positional, arg
 
 from mentalese.commands import COMMANDS
+from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
+from mentalese.recipe import Recipe
+from mentalese.recipe_files import change, members, parse_setting, section_fields, sections, set_in
+from mentalese.values import Texts
+
+ModelPath = Annotated[Positional[str], arg(metavar="MODEL")]
+RecipeName = Annotated[Positional[str], arg(metavar="RECIPE")]
+Settings = Annotated[Positional[Texts], arg(metavar="SECTION.FIELD=VALUE")]
+
+
+class _WithSettings(Protocol):
+    @property
+    def settings(self) -> Sequence[str]: ...
+
 
 T = TypeVar("T")
-ABOUT = "Language models that think in latent space. `mentalese COMMAND --help` shows the options of a command, and "
-ABOUT += "`mentalese train RECIPE --help` those of a recipe."
+S = TypeVar("S", bound=_WithSettings)
+_Field = tuple[str, Any, Any]  # a field of a dataclass to make: its name, type and default
+_ABOUT = "Language models that think in latent space. `mentalese COMMAND --help` shows the options of a command, and "
+_ABOUT += "`mentalese train RECIPE --help` those of a recipe."
+_SHORT = {"data.source": "--data", "train.seed": "--seed"}
+_SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
-def read(options: type[T], words: Sequence[str], command: str) -> T:
+def read_options(options: type[T], words: Sequence[str], command: str) -> T:
     """Return the options of a command.
 
     Raises:
         InputError: a value is out of range.
         SystemExit: the words contain --help or an error; tyro has printed the text.
     """
-    return read_with(options, (), words, command)[0]
-
-
-def read_with(
-    options: type[T], more: Sequence[tuple[str, Any, Any]], words: Sequence[str], command: str
-) -> tuple[T, Any]:
-    """Return the options of a command, and an object that has the values of more fields, each a dataclass.
-
-    tyro fills in a class that checks no ranges, so that errors about these are `InputError` like all others.
-    """
-    unchecked = {"__post_init__": lambda _: None, "__doc__": options.__doc__}
-    arguments = dataclasses.make_dataclass(
-        "Options", more, bases=(options,), namespace=unchecked, kw_only=True, frozen=True
-    )
-    parsed: Any = tyro.cli(arguments, prog=f"mentalese {command}", args=words)
-    names = [field.name for field in dataclasses.fields(cast(Any, options))]
-    return options(**{name: getattr(parsed, name) for name in names}), parsed
+    return _read(options, (), words, command)[0]
 
 
 def read_all(words: Sequence[str]) -> None:
     """Print the help of all commands, or a script that completes them, according to the words."""
     commands = {name: importlib.import_module(f"mentalese.commands.{name}").Options for name in COMMANDS}
-    tyro.extras.subcommand_cli_from_dict(commands, prog="mentalese", description=ABOUT, args=words)
+    tyro.extras.subcommand_cli_from_dict(commands, prog="mentalese", description=_ABOUT, args=words)
+
+
+def _read(options: type[T], more: Sequence[_Field], words: Sequence[str], command: str) -> tuple[T, Any]:
+    """Return the options of a command, and an object that has the values of more fields, each a dataclass.
+
+    tyro fills in a class that checks no ranges, so that errors about these are `InputError` like all others.
+    """
+    unchecked = {"__post_init__": lambda _: None, "__doc__": options.__doc__}
+    arguments: Any = dataclasses.make_dataclass(
+        "Options", more, bases=(options,), namespace=unchecked, kw_only=True, frozen=True
+    )
+    parsed = tyro.cli(arguments, prog=f"mentalese {command}", args=words)
+    names = {field.name for field in dataclasses.fields(arguments)} - {name for name, _, _ in more}
+    return options(**{name: getattr(parsed, name) for name in names}), parsed
+
+
+# -- the fields of a recipe --------------------------------------------------------------------------------------------
+
+
+def is_setting(word: str) -> bool:
+    """Test if a word has the form `section.field=value`."""
+    return _SETTING.fullmatch(word) is not None
+
+
+def names_before_options(words: Sequence[str]) -> list[str]:
+    """Return the words before the first option that are not settings."""
+    return [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
+
+
+def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
+    """Return the recipe changed by options and settings, and the command's own options.
+
+    Raises:
+        InputError: a setting or a value that the recipe refuses.
+        SystemExit: the words contain --help or an error; tyro has printed the text.
+    """
+    parts = {"model": _model_options(recipe.model, "model")}
+    for name, section in sections(recipe).items():
+        docs, hints = field_docs(type(section)), section_fields(type(section))
+        fields = [_option(name, field, hint, getattr(section, field), docs.get(field)) for field, hint in hints.items()]
+        parts[name] = dataclasses.make_dataclass(name, fields, kw_only=True)
+    more = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
+    command_options, parsed = _read(options, more, words, command)
+    changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
+    for setting in command_options.settings:
+        set_in(changes, *parse_setting(recipe, setting))
+    return change(recipe, {name: part for name, part in changes.items() if part}), command_options
+
+
+def _model_options(model: Mapping[str, Any], place: str) -> Any:
+    """Return the fields of a config that are numbers, text or lists of them, also of a model inside the model."""
+    config = model_fields(model["model_type"])
+    usual = {own: name for name, own in config.own_names.items()}
+    values = {config.own_names.get(name, name): value for name, value in model.items()}
+    options: list[_Field] = []
+    for name, field in config.fields.items():
+        value = values.get(name, field.default)
+        if isinstance(value, dict) and "model_type" in value:
+            inner = _model_options(value, f"{place}.{name}")
+            options.append((name, inner, dataclasses.field(default_factory=inner)))
+        elif not is_filled_in(name) and value is not MISSING and _is_simple(field.hint):
+            options.append(_option(place, name, field.hint, value, field.doc, usual.get(name)))
+    return dataclasses.make_dataclass(place.replace(".", "_"), options, kw_only=True)
+
+
+def _option(place: str, name: str, hint: Any, value: Any, doc: str | None, other: str | None = None) -> _Field:
+    path, hint = f"{place}.{name}", hint | None if value is None else hint
+    aliases = [_SHORT[path]] if path in _SHORT else [f"--{place}.{other}".replace("_", "-")] if other else None
+    default = tuple(value) if isinstance(value, list) else value
+    return name, Annotated[hint, arg(help=doc or None, aliases=aliases)], dataclasses.field(default=default)
+
+
+def _is_simple(hint: Any) -> bool:
+    """Test if a type consists of numbers, text, truth values, none and tuples of them."""
+    for kind in members(hint):
+        if typing.get_origin(kind) is tuple:
+            if not all(item is Ellipsis or _is_simple(item) for item in typing.get_args(kind)):
+                return False
+        elif typing.get_origin(kind) is not typing.Literal and kind not in (int, float, bool, str, type(None)):
+            return False
+    return True
+
+
+def _changes(before: Any, after: Any) -> dict[str, Any]:
+    """Return the fields that differ; fields of a model inside the model are a nested dict."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(after):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(new):
+            if inner := _changes(old, new):
+                changes[field.name] = inner
+        elif old != new:
+            changes[field.name] = new
+    return changes

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
-from mentalese.commands.options import read
-from mentalese.commands.shared import device
+from mentalese.commands.options import ModelPath
 from mentalese.errors import InputError
 from mentalese.install import install_command
 from mentalese.values import NonNegative, checked_dataclass
@@ -24,13 +20,12 @@ class Options:
         host: an address of this machine; everyone who can reach it can use the page.
     """
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    model: ModelPath
     port: NonNegative = 7860
     host: str = "127.0.0.1"
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "play")
+def run(options: Options) -> None:
     if importlib.util.find_spec("gradio") is None:
         raise InputError(f"the page needs Gradio, which is not installed: {install_command('play')}")
     from mentalese.viewer.play import check_address, play
@@ -38,4 +33,4 @@ def run(words: list[str]) -> None:
     check_address(options.host, options.port)
     from mentalese.models.saved import load
 
-    play(load(options.model, device()), options.host, options.port)
+    play(load(options.model), options.host, options.port)

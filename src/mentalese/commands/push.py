@@ -7,8 +7,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
-from mentalese.errors import InputError
+from mentalese.commands.options import ModelPath
+from mentalese.errors import InputError, require
 from mentalese.install import OURS, REPOSITORY, owner_on_index
 from mentalese.screen import print_table
 from mentalese.values import checked_dataclass
@@ -25,40 +25,36 @@ class Options:
         private: make a private repository, if there is none yet.
     """
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    model: ModelPath
     repo: Annotated[Positional[str], arg(metavar="REPO")]
     dry_run: bool = False
     private: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "push")
-    path, repo = options.model, options.repo
-
+def run(options: Options) -> None:
     from mentalese.files import check_files
     from mentalese.models.checkpoints import check_weights, model_folder
     from mentalese.models.tensor_files import is_checkpoint
     from mentalese.training.model_card import NAME
 
-    if is_checkpoint(path):
-        folder = Path(path).absolute().parents[1]
-        raise InputError(f"MODEL is {path!r}, a checkpoint, and only a run's best model has a card: use {folder}")
+    path, repo = options.model, options.repo
+    run_folder = Path(path).absolute().parents[1]
+    require(not is_checkpoint(path), "MODEL", path, f"only a run's best model has a card, use {run_folder}")
     folder = model_folder(path)
-    if not (folder / "config.json").is_file():
-        raise InputError(f"MODEL is {path!r}, which contains no model: use the folder of a run or of a saved model")
-    if not (folder / NAME).is_file():
-        raise InputError(f"MODEL is {path!r}, which has no card: write {folder / NAME}, or train again")
+    card = folder / NAME
+    require((folder / "config.json").is_file(), "MODEL", path, "it contains no model, use the folder of a run or model")
+    require(card.is_file(), "MODEL", path, f"it has no card, write {card} or train again")
     check_files(folder)
     check_weights(folder)
-    _check_name(repo)
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    if options.dry_run:
-        rows = [(str(file.relative_to(folder)), f"{file.stat().st_size:,}") for file in files]
-        print_table(("file", "bytes"), [*rows, ("all", f"{sum(file.stat().st_size for file in files):,}")])
-        print(f"\n{(folder / NAME).read_text(encoding='utf-8')}\nNothing was uploaded to {repo}.")
-    else:
+    _check_repo(repo)
+    if not options.dry_run:
         _check_index()
         print(f"{repo} is at {_upload(folder, repo, options.private)}")
+        return
+    sizes = {file: file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
+    rows = [(str(file.relative_to(folder)), f"{size:,}") for file, size in sizes.items()]
+    print_table(("file", "bytes"), [*rows, ("all", f"{sum(sizes.values()):,}")])
+    print(f"\n{card.read_text(encoding='utf-8')}\nNothing was uploaded to {repo}.")
 
 
 def _check_index() -> None:
@@ -75,7 +71,7 @@ def _check_index() -> None:
         )
 
 
-def _check_name(repo: str) -> None:
+def _check_repo(repo: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -97,12 +93,12 @@ def _upload(folder: Path, repo: str, private: bool) -> str:
         api.whoami()
         address = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Upload a model trained with mentalese")
-    except LocalTokenNotFoundError as error:
-        raise InputError(f"REPO is {repo!r}: you are not logged in, run `hf auth login` or set HF_TOKEN") from error
-    except (OfflineModeIsEnabled, transport_error()) as error:
+    except (LocalTokenNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, transport_error()) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"REPO is {repo!r}: the hub cannot be reached ({reason}), connect and try again") from error
-    except HfHubHTTPError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"REPO is {repo!r}: the hub refused ({reason}), use a token that may write there") from error
+        remedy = "connect and try again"
+        if isinstance(error, LocalTokenNotFoundError):
+            remedy = "run `hf auth login` or set HF_TOKEN"
+        elif isinstance(error, HfHubHTTPError):
+            remedy = "use a token that may write there"
+        raise InputError(f"REPO is {repo!r}: the upload failed ({reason}), {remedy}") from error
     return str(address)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mentalese.commands.options import read
-from mentalese.commands.shared import ResultOptions, device, metric_rows, only_result_on_stdout
+from mentalese.commands.shared import ResultOptions, metric_rows, only_result_on_stdout
 from mentalese.evaluation.options import SampleOptions
 from mentalese.values import checked_dataclass
 
@@ -13,13 +12,10 @@ class Options(ResultOptions, SampleOptions):
     """Samples text from a saved model: perplexity under a second model, entropy, speed, and MAUVE after prompts."""
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "sample")
-    options.check()
+def run(options: Options) -> None:
     from mentalese.evaluation import samples
 
     with only_result_on_stdout():
-        judge = samples.open_judge(options, device())
-        results = samples.run(options.open(), options, judge, show=True)
+        results = samples.run(options.open(), options, show=True)
     rows = [(kind, *row) for kind, result in results.items() for row in metric_rows(result)]
     options.report(results, ("kind", "metric", "value"), rows)

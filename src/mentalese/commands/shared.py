@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from tyro.conf import Positional, arg
-
+from mentalese.commands.options import ModelPath
 from mentalese.errors import InputError
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
@@ -20,6 +19,9 @@ from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.models.saved import Saved
+
+Result = Mapping[str, Any]
+"""The content of a file of results."""
 
 
 @checked_dataclass("")
@@ -34,7 +36,7 @@ class ResultOptions:
         json: print the results as JSON.
     """
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    model: ModelPath
     config: Texts = ()
     fast_steps: Positive | None = None
     out: Place | None = None
@@ -44,26 +46,21 @@ class ResultOptions:
         """Return the model of the command.
 
         Raises:
-            InputError: errors of `load`, or fast steps for a model without them.
+            InputError: errors of `load`, fast steps for a model without them, or a result that could not be written.
         """
+        check_place(self.out, "--out")
+        fields = config_fields(self.config)
         from mentalese.models.saved import load
 
-        saved = load(self.model, device(), config=config_fields(self.config))
+        saved = load(self.model, config=fields)
         if self.fast_steps is not None:
             if "fast_steps" not in {knob.name for knob in saved.model.knobs()}:
                 raise InputError(f"--fast-steps is {self.fast_steps}: this model takes no fast steps, remove it")
             saved.model.config.fast_steps = self.fast_steps
         return saved
 
-    def check(self) -> None:
-        """Raise `InputError` for a result or a config that could not be used."""
-        check_place(self.out, "--out")
-        config_fields(self.config)
-
-    def report(
-        self, results: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], about: str = ""
-    ) -> None:
-        """Save the results, and prints them as JSON, or the rows as a table and a line about it."""
+    def report(self, results: Result, header: Sequence[str], rows: Sequence[Sequence[str]], about: str = "") -> None:
+        """Save the results, and print them as JSON, or the rows as a table and a line about it."""
         if self.out is not None:
             write_json(self.out, results)
         if self.json:
@@ -74,8 +71,8 @@ class ResultOptions:
                 print(f"\n{about}")
 
 
-def text_read(result: dict[str, Any]) -> str:
-    """Which text a result is of, and its scoring rule: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
+def text_read(result: Result) -> str:
+    """Return text and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
     part = "all" if result["split"] == "all" else f"the {result['split']} split"
     what = ("questions",) if "questions" in result else ("documents", "tokens")
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
@@ -85,7 +82,7 @@ def text_read(result: dict[str, Any]) -> str:
     return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{cut}{rule}"
 
 
-def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def metric_rows(results: Result, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield all numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
 
     Subsets are only in the file; of a protocol only the estimator is shown, unless it is `exact`.
@@ -99,13 +96,6 @@ def metric_rows(results: dict[str, Any], prefix: str = "") -> Iterator[tuple[str
         elif isinstance(value, int | float) and not name.endswith("_stderr"):
             text = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
             yield prefix + name, text if error is None else f"{text} ± {error:,.4f}"
-
-
-def device() -> Any:
-    """Return the device that a command without a recipe runs on."""
-    from mentalese.training.parallel import setup
-
-    return setup("auto").device
 
 
 def read_text(path: Path) -> str:
@@ -125,7 +115,7 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     return text if file is None else read_text(file)
 
 
-def print_json(content: Any) -> None:
+def print_json(content: object) -> None:
     print(json.dumps(content, indent=2))
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.options import read
 from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import scored_as
 from mentalese.screen import print_table
@@ -43,8 +42,7 @@ class Options:
     json: bool = False
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "suite")
+def run(options: Options) -> None:
     from mentalese.suite.run import run_suite
 
     with only_result_on_stdout():

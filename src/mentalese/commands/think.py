@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
-from mentalese.commands.options import read
-from mentalese.commands.shared import device, given_text
+from mentalese.commands.options import ModelPath
+from mentalese.commands.shared import given_text
 from mentalese.errors import InputError
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Positive, Texts, checked_dataclass
@@ -36,7 +32,7 @@ class Options:
         fast_steps: gradient steps that infer the thoughts, for models that infer them.
     """
 
-    model: Annotated[Positional[str], arg(metavar="MODEL")]
+    model: ModelPath
     text: str | None = None
     file: Place | None = None
     answer: str | None = None
@@ -49,9 +45,7 @@ class Options:
     fast_steps: Positive | None = None
 
 
-def run(words: list[str]) -> None:
-    options = read(Options, words, "think")
-    path = options.model
+def run(options: Options) -> None:
     text = given_text(options.text, options.file)
     if text is None:
         raise InputError("--text and --file are missing: use one of them")
@@ -60,33 +54,26 @@ def run(words: list[str]) -> None:
     from mentalese.files import check_place, write_text
 
     check_place(options.out, "--out")
-    from mentalese.models.saved import Saved, load
+    from mentalese.evaluation.ablation import has_own_thoughts
+    from mentalese.models.saved import load
+    from mentalese.provenance import command
     from mentalese.viewer import think_page
 
     fields = config_fields(options.config)
-    saved = load(path, device(), config=fields).at(options.stage, options.latents)
-    if options.max_new_tokens is not None and not saved.layout.questions:
-        raise InputError(
-            f"--max-new-tokens is {options.max_new_tokens}, and {path} does not answer questions: remove it"
-        )
-    if options.answer is not None and not saved.layout.questions:
-        raise InputError(f"--answer is {options.answer!r}, and {path} does not answer questions: remove it")
+    saved = load(options.model, config=fields).at(options.stage, options.latents)
+    against = None
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
-        from mentalese.evaluation.ablation import has_own_thoughts
-
         if not has_own_thoughts(saved):
             raise InputError(
-                f"--against is {options.against!r}: {path} has no thoughts of its own (its config's has_thoughts and "
-                "thought_control), so name another model"
+                f"--against is {options.against!r}: {options.model} has no thoughts of its own (its config's "
+                "has_thoughts and thought_control), so name another model"
             )
-        without = load(path, device(), config=fields | {"thought_control": options.against})
-        against: Saved | None = without.at(options.stage, options.latents)
-    else:
-        against = None if options.against is None else load(options.against, device())
-    overrides = {name: getattr(options, name) for name in ("max_new_tokens", "fast_steps")}
-    overrides = {name: value for name, value in overrides.items() if value is not None}
-    command = shlex.join(["mentalese", "think", *words])
-    write_text(
-        options.out, think_page(saved, text, against=against, answer=options.answer, command=command, **overrides)
-    )
-    print(f"{options.out} shows what {path} thought")
+        without = load(options.model, config=fields | {"thought_control": options.against})
+        against = without.at(options.stage, options.latents)
+    elif options.against is not None:
+        against = load(options.against)
+    settings = {"max_new_tokens": options.max_new_tokens, "fast_steps": options.fast_steps}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    page = think_page(saved, text, against=against, answer=options.answer, command=command(), **settings)
+    write_text(options.out, page)
+    print(f"{options.out} shows what {options.model} thought")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
-from mentalese.commands.options import read
-from mentalese.commands.recipe_options import names_before_options, read_recipe
+from mentalese.commands.options import RecipeName, Settings, names_before_options, read_options, read_recipe
+from mentalese.commands.shared import Result
 from mentalese.errors import InputError
 from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import scored_as, unanswered
 from mentalese.recipe_files import open_recipe
-from mentalese.values import Place, PositiveNumber, Texts, checked_dataclass
+from mentalese.values import Place, PositiveNumber, checked_dataclass
 
 
 @checked_dataclass("")
@@ -29,17 +26,17 @@ class Options:
         flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
     """
 
-    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
-    settings: Annotated[Positional[Texts], arg(metavar="SECTION.FIELD=VALUE")] = ()
+    recipe: RecipeName
+    settings: Settings = ()
     out: Place | None = None
     resume: bool = False
     dry_run: bool = False
     flops_per_second: PositiveNumber | None = None
 
 
-def run(words: list[str]) -> None:
+def run_words(words: list[str]) -> None:
     names = names_before_options(words)
-    name = names[0] if names else read(Options, words, "train").recipe
+    name = names[0] if names else read_options(Options, words, "train").recipe
     recipe, options = read_recipe(open_recipe(name), Options, words, "train")
     if options.flops_per_second is not None and not options.dry_run:
         raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
@@ -49,7 +46,8 @@ def run(words: list[str]) -> None:
         from mentalese.training.run_folder import check_folder
 
         check_folder(recipe, out, options.resume)
-        return print_dry_run(recipe, options.flops_per_second)
+        print_dry_run(recipe, options.flops_per_second)
+        return
 
     from mentalese.training.loop import train
     from mentalese.training.parallel import is_main_process
@@ -60,10 +58,9 @@ def run(words: list[str]) -> None:
             f"{recipe.name}: {_score(result['test'])}; "
             f"{result['steps']:,} steps, {result['tokens']:,} tokens, {result['seconds']:.0f} s; see {out}"
         )
-    return None
 
 
-def _score(test: dict[str, Any]) -> str:
+def _score(test: Result) -> str:
     if metric_of(test) is ACCURACY:
         return f"test accuracy {ACCURACY.format(test['accuracy'])} of {test['questions']:,} questions{unanswered(test)}"
     bits = test["bits_per_byte"]
