@@ -18,9 +18,8 @@ from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
-from mentalese.nn.blocks import ResidualLinear
+from mentalese.nn.blocks import ResidualLinear, merge_heads, rotary_heads
 from mentalese.nn.controls import controlled
-from mentalese.nn.rotary import rotate_first
 
 LOWEST = -20.0  # smallest log probability of a decision
 UNKNOWN = 1.0  # threshold before training: not a log probability
@@ -34,7 +33,7 @@ class StreamState:
 
     Attributes:
         layer: the next layer.
-        cos, sin: [1 or B, 1, N, d_h / 2].
+        rotary: cosines and sines [1 or B, 1, N, d_h / 2].
         scores: float32 [B, N], log p; `None` if all streams have weight 1.
         mask: bool [B, 1, N, m], the streams that each stream sees, with a cache in use; `None`: causal.
         slots: [B, N], the slots of these streams in `cache`, directly after the earlier ones of their row; `None`
@@ -45,8 +44,7 @@ class StreamState:
     """
 
     layer: int
-    cos: Tensor
-    sin: Tensor
+    rotary: tuple[Tensor, Tensor]
     scores: Tensor | None
     mask: Tensor | None
     slots: Tensor | None
@@ -72,19 +70,19 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         """Return the attention output [B, N, d]."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        width = qkv.shape[-1]
-        q, k, v = rotate_first(qkv, state.cos, state.sin)
+        q, k, v = rotary_heads(self.qkv(x), self.heads, state.rotary)
+        width = q.shape[-1]
         plain = state.cache is None and state.attention is None
         if self.flex and plain and state.scores is not None:
-            out = flex_attention_with_scores(q, k, v, state.scores, scale=self.scale)
-            return self.out(out.transpose(1, 2).flatten(2))
+            return self.out(merge_heads(flex_attention_with_scores(q, k, v, state.scores, scale=self.scale)))
         if state.scores is not None:
             q, k, v = with_scores(q, k, v, state.scores, overwrite=self.overwrite)
         if state.cache is not None:
             k, v = (self._append(state, name, new) for name, new in (("k", k), ("v", v)))
         if state.attention is not None:
-            state.attention.append(self._weights(q, k))
+            logits = self.scale * (q @ k.transpose(-1, -2)).float()
+            later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+            state.attention.append(logits.masked_fill(later, -math.inf).softmax(-1).mean(1))
         return self.out(attend_with_scores(q, k, v, width, scale=self.scale, attn_mask=state.mask))
 
     def _append(self, state: StreamState, name: str, new: Tensor) -> Tensor:
@@ -102,12 +100,6 @@ class Attention(nn.Module):
         # Tensors with a gradient are not overwritten.
         state.cache[name] = old.scatter(2, index, new) if graph else old.scatter_(2, index, new)
         return state.cache[name][:, :, :end]
-
-    def _weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return attention weights [B, N, N], averaged over heads, for traces."""
-        logits = self.scale * (q @ k.transpose(-1, -2)).float()
-        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        return logits.masked_fill(~causal, -math.inf).softmax(-1).mean(1)
 
 
 class MLP(nn.Module):
@@ -202,11 +194,7 @@ class ForkDecision(nn.Module):
         totals, self.observed = self.observed, None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(totals)
-        self.calibrate(torch.where(totals[1] > 0, totals[0] / totals[1].clamp(min=1), -math.inf), share)
-
-    @torch.no_grad()
-    def calibrate(self, lowest: Tensor, share: float = CALIBRATION) -> None:
-        """Move the threshold by a share towards `lowest` (scalar)."""
+        lowest = torch.where(totals[1] > 0, totals[0] / totals[1].clamp(min=1), -math.inf)
         moved = self.threshold.lerp(lowest, share)
         keeps = moved.isfinite() & (self.threshold != UNKNOWN)
         self.threshold.copy_(torch.where(keeps, moved, lowest))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 NORM_EPS = 1e-5
 
@@ -101,10 +97,6 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     def streams(self, tokens: int) -> int:
         """Return kappa, the largest number of streams after a fork for a text of this many tokens."""
         return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
-
-    def most_streams(self, tokens: Tensor) -> Tensor:
-        """Return the largest number of streams of the first `tokens` tokens in the causal selection."""
-        return (self.budget * tokens.double() - 1e-6).ceil().long()
 
     @property
     def causal(self) -> bool:

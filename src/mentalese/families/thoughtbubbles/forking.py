@@ -72,25 +72,27 @@ class Streams:
             counts=counts.scatter_add_(1, token, torch.ones_like(token) if real is None else real.long()),
         )
 
-    def cut(self, tokens: int) -> Iterator[tuple[slice, slice, slice]]:
-        """Cut rows with their places and tokens into parts of at most this many tokens; each place is in one part."""
+    def parts(self, tokens: int) -> Iterator[tuple[slice, slice, slice, Streams]]:
+        """Yield parts of at most this many tokens: their rows, places and tokens, and the streams of only these tokens.
+
+        Each place is in one part.
+        """
         count, length = self.counts.shape
         if length <= tokens:
-            step = tokens // max(1, length)
+            step, places = tokens // max(1, length), slice(0, self.token.shape[1])
             for first in range(0, count, step):
-                yield slice(first, first + step), slice(0, self.token.shape[1]), slice(0, length)
+                yield self._part(slice(first, first + step), places, slice(0, length))
             return
         for row, ends in enumerate(self.counts.cumsum(1).tolist()):
             place = 0
             for start in range(0, length, tokens):
                 stop = min(start + tokens, length)
                 end = self.token.shape[1] if stop == length else ends[stop - 1]
-                yield slice(row, row + 1), slice(place, end), slice(start, stop)
+                yield self._part(slice(row, row + 1), slice(place, end), slice(start, stop))
                 place = end
 
-    def part(self, rows: slice, places: slice, tokens: slice) -> Streams:
-        """Return a part from `cut` as streams of only its tokens."""
-        return replace(
+    def _part(self, rows: slice, places: slice, tokens: slice) -> tuple[slice, slice, slice, Streams]:
+        part = replace(
             self,
             x=self.x[rows, places],
             scores=None if self.scores is None else self.scores[rows, places],
@@ -100,6 +102,7 @@ class Streams:
             counts=self.counts[rows, tokens],
             before=self.before[rows],
         )
+        return rows, places, tokens, part
 
     def sum_by_token(self, values: Tensor) -> Tensor:
         """Sum `values` [B, N, ..] of real streams by token: [B, L, ..]."""
@@ -111,15 +114,11 @@ class Streams:
     def mixture_weights(self) -> Tensor:
         """Return log of p / sum of p over the streams of a token [B, N] (Eq. 11); -inf in unused places."""
         scores = torch.zeros_like(self.token, dtype=torch.float32) if self.scores is None else self.scores
-        return self.log_normalize(scores)
-
-    def log_normalize(self, scores: Tensor) -> Tensor:
-        """Return `scores` [B, N] minus their log-sum-exp over the streams of a token; -inf in unused places."""
-        if self.real is None:
-            return scores - self.log_sum_exp(scores).gather(1, self.token)
-        scores = scores.masked_fill(~self.real, -math.inf)
-        normalized = scores - self.log_sum_exp(scores).gather(1, self.token)
-        return normalized.masked_fill(~self.real, -math.inf)  # sums of padding tokens are not finite
+        if self.real is not None:
+            scores = scores.masked_fill(~self.real, -math.inf)
+        weights = scores - self.log_sum_exp(scores).gather(1, self.token)
+        # Sums of padding tokens are not finite.
+        return weights if self.real is None else weights.masked_fill(~self.real, -math.inf)
 
     def log_sum_exp(self, scores: Tensor) -> Tensor:
         """Return the log-sum-exp [B, L] of scores [B, N] over the streams of each token."""
@@ -128,33 +127,28 @@ class Streams:
         return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
 
 
-@dataclass
-class Room:
-    """The size of a selection on the host, which avoids waiting for a GPU.
-
-    Attributes:
-        size: K, the largest number of streams that a row can keep.
-        kept: number of streams that each row keeps; `None`: it depends on the scores.
-    """
-
-    size: int
-    kept: list[int] | None = None
-
-
-def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tensor, room: Room | None) -> Streams:
+def fork(
+    streams: Streams,
+    log_decisions: Tensor,
+    keep: Tensor,
+    embedding: Tensor,
+    size: int | None = None,
+    held: list[int] | None = None,
+) -> Streams:
     """Apply a selection: forks are left of their source and add `embedding` (Eq. 5, 6).
 
     Args:
         log_decisions: float32 [B, 2 N], log cumulative scores of the candidates, each stream's fork before itself.
         keep: bool [B, 2 N], the selected candidates.
         embedding: [d].
-        room: `None`: K is the maximum over rows, which waits for a GPU.
+        size: K, if it is known on the host; `None`: the maximum over rows, which waits for a GPU.
+        held: number of selected streams of each row, if it is known on the host.
     """
-    if room is None:
+    if size is None:
         index, real = pack(keep)
     else:
-        alike = room.kept is not None and min(room.kept) == room.size
-        index, real = front(keep, room.size), None if alike else filled(keep, room.size)
+        alike = held is not None and min(held) == size
+        index, real = front(keep, size), None if alike else filled(keep, size)
     source, is_fork = index // 2, index % 2 == 0
     x = _Gather.apply(streams.x, index, keep) if torch.is_grad_enabled() else _rows(streams.x, source)
     token = streams.token.gather(1, source)
@@ -168,7 +162,7 @@ def fork(streams: Streams, log_decisions: Tensor, keep: Tensor, embedding: Tenso
         own=streams.own.gather(1, source) & ~is_fork,
         real=real,
         counts=counts,
-        held=None if room is None else room.kept,
+        held=held,
     )
 
 
@@ -205,15 +199,6 @@ def select_block(merit: Tensor, quota: Tensor) -> Tensor:
     return torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, place < quota[:, None])
 
 
-def select_block_reference(merit: Tensor, quota: Tensor) -> Tensor:
-    """Compute `select_block` one candidate after the other."""
-    keep = torch.zeros_like(merit, dtype=torch.bool)
-    for row in range(len(merit)):
-        ranked = sorted(range(merit.shape[1]), key=lambda i: (-float(merit[row, i]), i))
-        keep[row, ranked[: int(quota[row])]] = True
-    return keep
-
-
 def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
     """Return the candidates that fit the room, token by token, the best of each token; the earlier among equals.
 
@@ -239,21 +224,9 @@ def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> T
     return keep & (place < quota)
 
 
-def within_budget_reference(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
-    """Compute `within_budget` one token after the other."""
-    fits = torch.zeros_like(keep)
-    for row, tokens in enumerate(token.tolist()):
-        for number in range(room.shape[1]):
-            of_token = [i for i, other in enumerate(tokens) if other == number and keep[row, i]]
-            left = int(room[row, number] - fits[row].sum())
-            fits[row, sorted(of_token, key=lambda i: (-float(merit[row, i]), i))[:left]] = True
-    return fits
-
-
 def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
     """Return the merit [B] of the last of the best `quota` [B] candidates; -inf if all stay."""
     candidates = (merit > -math.inf).sum(1)
-    lowest = merit.sort(dim=1, descending=True).values.gather(1, (quota[:, None] - 1).clamp(max=merit.shape[1] - 1))[
-        :, 0
-    ]
+    last = (quota[:, None] - 1).clamp(max=merit.shape[1] - 1)
+    lowest = merit.sort(dim=1, descending=True).values.gather(1, last)[:, 0]
     return lowest.masked_fill(candidates <= quota, -math.inf)

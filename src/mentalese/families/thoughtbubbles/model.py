@@ -17,8 +17,8 @@ Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
-from mentalese.families.thoughtbubbles.forking import Room, Streams, fork, lowest_kept, select_block, within_budget
+from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block, within_budget
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
@@ -43,14 +43,6 @@ from mentalese.nn.transfer import send
 
 PREFIXES = 32  # rows per batch when each prefix is scored separately
 RANDOM_ROWS = 8  # rows of random tokens for the first thresholds
-
-
-@dataclass
-class Quota:
-    """The number of streams that each row may keep: on the host, and [B] on the device."""
-
-    on_host: list[int]
-    tensor: Tensor
 
 
 class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
@@ -105,9 +97,14 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             init.constant_(module.threshold, UNKNOWN)
 
     @property
-    def layers(self) -> list[Any]:
+    def layers(self) -> list[nn.Module]:
         """The block of each layer."""
         return [self.blocks[i % len(self.blocks)] for i in range(self.config.num_hidden_layers)]
+
+    @property
+    def decisions(self) -> dict[int, ForkDecision]:
+        """The decision before each forking layer."""
+        return {layer: cast(ForkDecision, self.fork_decisions[str(layer)]) for layer in self.config.fork_layers}
 
     def new_cache(self) -> ThoughtCache:
         return ThoughtCache()
@@ -153,38 +150,41 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         selection = selection or config.selection
         streams, rows = self._embed(input_ids, attention_mask, cache)
         first = cache is None or not cache.seen_tokens
-        if config.fork_layers and fixed_budget:
-            self._check_length(streams, cache)
         if selection == "causal" and first and not calibrate:
             self._check_thresholds()
-        quota = self._quota(rows, fixed_budget) if selection == "block" or calibrate else None
+        quota = None
+        if selection == "block" or calibrate:
+            if fixed_budget and (longest := max(rows.on_host)) > config.max_position_embeddings:
+                raise InputError(
+                    f"input_ids has {longest} tokens and the fixed budget is for {config.max_position_embeddings}: "
+                    f"a dynamic one keeps {config.streams(longest)} streams for them"
+                )
+            quota = [config.streams(config.max_position_embeddings if fixed_budget else n) for n in rows.on_host]
         forks: list[Tensor] = []
         attention: list[Tensor] = []
         candidates: list[Candidates] = []
-        broken: list[Tensor] = []
         state = self._state(streams, 0, cache)
         for layer, block in enumerate(self.layers):
             if layer in config.fork_layers:
-                room = quota if selection == "block" else None
-                streams, chosen_from = self._fork(streams, layer, room, fixed_budget, cache)
-                if quota is not None and calibrate:
-                    module: Any = self.fork_decisions[str(layer)]
-                    module.observe(lowest_kept(chosen_from.merit, quota.tensor))
-                broken.append(chosen_from.scores.isnan().any())
-                if trace:
-                    candidates.append(chosen_from)
+                streams, chosen_from = self._fork(streams, layer, selection, quota, calibrate, cache)
+                candidates.append(chosen_from)
                 forks.append(streams.counts)
                 state = self._state(streams, len(forks), cache)
                 if trace and len(forks) == len(config.fork_layers):
                     state.attention = attention
             streams.x = block(streams.x, replace(state, layer=layer))
-        if broken and (first or input_ids.device.type == "cpu"):  # without waiting for a GPU at each token
-            self._check_scores(torch.stack(broken).tolist())
+        if forks and (first or input_ids.device.type == "cpu"):  # without waiting for a GPU at each token
+            broken = torch.stack([chosen_from.scores.isnan().any() for chosen_from in candidates]).tolist()
+            if any(broken):
+                raise FloatingPointError(
+                    f"fork_decisions.{config.fork_layers[broken.index(True)]}: a score is not a number; lower "
+                    "learning_rate, or check the states before it"
+                )
         if cache is not None:
             cache.seen_tokens += input_ids.shape[1]
             originals = streams.own if streams.real is None else streams.own & streams.real
             cache.state["tokens"] = streams.before + originals.sum(1, keepdim=True)
-        return Encoding(streams, rows, forks, attention, candidates)
+        return Encoding(streams, rows, forks, attention, candidates if trace else [])
 
     def _embed(
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
@@ -216,28 +216,10 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     def _check_thresholds(self) -> None:
         """Raise an error for a causal selection without thresholds."""
-        thresholds = [decision.threshold for decision in self._decisions()]
+        thresholds = [decision.threshold for decision in self.decisions.values()]
         if thresholds and self.config.budget > 1 and bool((torch.stack(thresholds) == UNKNOWN).any()):
             raise InputError(
                 "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
-            )
-
-    def _check_scores(self, broken: list[bool]) -> None:
-        """Raise `FloatingPointError` if the scores of a forking layer are `broken`."""
-        for layer, wrong in zip(self.config.fork_layers, broken):
-            if wrong:
-                raise FloatingPointError(
-                    f"fork_decisions.{layer}: a score is not a number; lower learning_rate, or check the states "
-                    "before it"
-                )
-
-    def _check_length(self, streams: Streams, cache: ThoughtCache | None) -> None:
-        config = self.config
-        longest = streams.counts.shape[1] + (0 if cache is None else int(streams.before.max()))
-        if longest > config.max_position_embeddings:
-            raise InputError(
-                f"input_ids has {longest} tokens and the fixed budget is for {config.max_position_embeddings}: "
-                f"a dynamic one keeps {config.streams(longest)} streams for them"
             )
 
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
@@ -246,7 +228,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         positions = streams.positions(config.rotation)
         if streams.real is None and cache is None and not segment:
             positions = positions[:1]  # equal in all rows
-        cos, sin = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
+        rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
         mask, slots, end = None, None, 0
         if cache is not None:
             name, new = f"used.{segment}", streams.own.shape[1]
@@ -255,7 +237,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 least, most = (int(bound) for bound in used.aminmax())
             else:  # an upper bound, to avoid waiting for the selection
                 seen = cache.seen_tokens
-                least, most = 0, self._most_kept(seen) if segment else seen * config.copies
+                least, most = 0, config.streams(seen) if segment else seen * config.copies
             cache.state[name] = used + (new if streams.real is None else streams.real.sum(1, keepdim=True))
             slots, end = used + torch.arange(new, device=used.device), most + new
             if most and (new > 1 or least < most):
@@ -263,97 +245,75 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         scores = streams.scores
         if scores is None and config.fork_layers and config.score_scale == "overwrite":
             scores = torch.zeros_like(streams.token, dtype=torch.float32)
-        return StreamState(0, cos, sin, scores, mask, slots, end, None if cache is None else cache.state, None)
+        return StreamState(0, rotary, scores, mask, slots, end, None if cache is None else cache.state, None)
 
     def _fork(
-        self, streams: Streams, layer: int, quota: Quota | None, fixed_budget: bool, cache: ThoughtCache | None
+        self,
+        streams: Streams,
+        layer: int,
+        selection: str,
+        quota: list[int] | None,
+        calibrate: bool,
+        cache: ThoughtCache | None,
     ) -> tuple[Streams, Candidates]:
-        """Score all candidates, selects, and lets streams fork and end (section 2.3).
+        """Score all candidates, select some, and let streams fork and end (section 2.3).
 
         Args:
-            quota: quota of the block selection; `None`: the causal selection.
+            quota: streams that each row may keep, for the block selection and for thresholds.
         """
-        module: Any = self.fork_decisions[str(layer)]
-        decisions, embedding = module(streams.x, streams.scores)
+        decision, size, held = self.decisions[layer], None, None
+        scores, embedding = decision(streams.x, streams.scores)
         originals = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
-        merit = decisions.detach().masked_fill(originals, math.inf)  # Eq. 4, only for the selection
+        merit = scores.detach().masked_fill(originals, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
             merit = merit.masked_fill(~streams.real.repeat_interleave(2, dim=1), -math.inf)
-        places, tokens = merit.shape[1], streams.counts.shape[1]
-        room = None
-        if quota is not None:
-            assert streams.held is not None
+        quotas = None if quota is None else send(torch.tensor(quota), merit.device)
+        if calibrate and quotas is not None:
+            decision.observe(lowest_kept(merit, quotas))
+        places = merit.shape[1]
+        if selection == "block":
+            assert quota is not None
+            assert quotas is not None
             # Shapes do not depend on the scores.
-            counts = [min(most, 2 * count) for most, count in zip(quota.on_host, streams.held)]
-            room = Room(min(self._budget(tokens, fixed_budget), places), counts)
-            keep = select_block(merit, quota.tensor) & (merit > -math.inf)
+            size, held = min(max(quota), places), [min(most, 2 * n) for most, n in zip(quota, streams.held or [])]
+            keep = select_block(merit, quotas) & (merit > -math.inf)
         else:
             keep = self._select_causal(streams, merit, layer, cache)
             if merit.device.type != "cpu":
                 seen = 0 if cache is None else cache.seen_tokens
-                room = Room(min(places, self._most_kept(seen + tokens) - seen))
-        candidates = Candidates(layer, decisions, merit, keep, streams.token)
-        return fork(streams, decisions, keep, embedding, room), candidates
-
-    def _most_kept(self, tokens: int) -> int:
-        """Return `most_streams` of the config on the host."""
-        return int(self.config.most_streams(torch.tensor(tokens))) if tokens else 0
+                size = min(places, self.config.streams(seen + streams.counts.shape[1]) - seen)
+        candidates = Candidates(layer, scores, merit, keep, streams.token)
+        return fork(streams, scores, keep, embedding, size, held), candidates
 
     def _select_causal(self, streams: Streams, merit: Tensor, layer: int, cache: ThoughtCache | None) -> Tensor:
         """Return the candidates that reach the threshold, while the text so far is within its budget."""
-        threshold: Any = self.fork_decisions[str(layer)].threshold
-        keep = ((merit >= threshold) & (merit > -math.inf)) | (merit == math.inf)
+        keep = ((merit >= self.decisions[layer].threshold) & (merit > -math.inf)) | (merit == math.inf)
         state = {} if cache is None else cache.state
         used = state.get(f"kept.{layer}", torch.zeros_like(streams.before))
-        place = torch.arange(streams.counts.shape[1], device=merit.device)
-        room = self.config.most_streams(streams.before + place + 1) - used
+        tokens = streams.before + torch.arange(1, streams.counts.shape[1] + 1, device=merit.device)
+        room = (self.config.budget * tokens.double() - 1e-6).ceil().long() - used
         keep = within_budget(merit, keep, streams.token.repeat_interleave(2, dim=1), room)
         state[f"kept.{layer}"] = used + keep.sum(1, keepdim=True)
         return keep
 
-    def _quota(self, rows: PackedRows, fixed: bool) -> Quota:
-        """Return the streams that each row may keep after a fork."""
-        on_host = [self._budget(tokens, fixed) for tokens in rows.on_host]
-        device = rows.lengths.device
-        if min(on_host) == max(on_host):
-            return Quota(on_host, torch.full((len(on_host),), on_host[0], device=device))
-        return Quota(on_host, send(torch.tensor(on_host), device))
-
-    def _budget(self, tokens: int, fixed: bool) -> int:
-        """Return kappa of a text with this number of tokens, or of the training length."""
-        return self.config.streams(self.config.max_position_embeddings if fixed else tokens)
-
     # ------------------------------------------------------------------------------------- read-out
 
-    def _hidden(self, streams: Streams) -> Tensor:
-        """Return one state per token, [B, n, d], for read-outs that are not mixtures."""
+    def states(self, encoded: Encoding) -> Tensor:
+        """Return one state per token, [B, L, d], zero at padding, for read-outs that are not mixtures."""
+        streams, readout = encoded.streams, self.config.readout
+        if self.mixes:
+            raise InputError("readout is 'mixture', and no single state of a token predicts the next one: use logits")
         if streams.scores is None and self.config.copies == 1:
-            return self.final_norm(streams.x)
-        readout = "rightmost" if streams.scores is None else self.config.readout
-        if readout == "rightmost":
-            return self.final_norm(streams.sum_by_token(streams.x * streams.own[..., None].to(streams.x.dtype)))
-        assert streams.scores is not None
+            return encoded.rows.spread(self.final_norm(streams.x))
+        if streams.scores is None or readout == "rightmost":
+            own = streams.own[..., None].to(streams.x.dtype)
+            return encoded.rows.spread(self.final_norm(streams.sum_by_token(streams.x * own)))
         weights = streams.scores.exp()[..., None].to(streams.x.dtype)
         if readout == "residual":
-            return self.final_norm(streams.sum_by_token(weights * streams.x))
-        return streams.sum_by_token(weights * self.final_norm(streams.x))
+            return encoded.rows.spread(self.final_norm(streams.sum_by_token(weights * streams.x)))
+        return encoded.rows.spread(streams.sum_by_token(weights * self.final_norm(streams.x)))
 
     # ------------------------------------------------------------------------------------- training and scores
-
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        """Return final hidden states [B, L, d], zero at padding.
-
-        Raises:
-            NotImplementedError: the read-out is a mixture of distributions, which no single state has.
-        """
-        if self.mixes:
-            raise NotImplementedError(
-                "readout='mixture' has no single hidden state per token: use training_loss or forward"
-            )
-        return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
-
-    def states(self, encoded: Encoding) -> Tensor:
-        return encoded.rows.spread(self._hidden(encoded.streams))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the mean cross-entropy; the selection is the config's."""
@@ -361,45 +321,44 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         if self.training and self.config.selection == "causal":
             self._find_first_thresholds()
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
-        streams = encoded.streams
-        labels = encoded.predictable(batch["labels"])
-        if self.mixes:
-            loss, _ = self._mixture(encoded, labels)
-            weight = (labels[:, 1:] != IGNORED).sum().float()
-        else:
-            loss, weight = self.next_token_loss(self.states(encoded), labels)
-        metrics = {}
+        streams, metrics = encoded.streams, {}
         if streams.scores is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
             metrics["streams_per_token"] = real.sum() / (streams.counts > 0).sum()
             metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
-        return LossOutput(loss, weight, metrics, encoded=lambda: encoded)
+        return LossOutput(*self._loss(encoded, batch["labels"]), metrics, encoded=lambda: encoded)
 
-    @torch.no_grad()
-    def _find_first_thresholds(self) -> None:
-        """Estimate thresholds before the first step from random tokens, as a batch would reveal its later tokens."""
-        decisions = self._decisions()
-        if not decisions or bool(decisions[0].threshold != UNKNOWN):
-            return
-        config, generator = self.config, torch.Generator().manual_seed(0)
-        ids = torch.randint(config.vocab_size, (RANDOM_ROWS, config.max_position_embeddings), generator=generator)
-        self.encode(ids.to(self.embed.weight.device), selection="block", calibrate=True)
-        self.after_step()
+    def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
+        return self._loss(encoded, labels)[0]
 
-    def _decisions(self) -> list[ForkDecision]:
-        return [module for module in self.fork_decisions.values() if isinstance(module, ForkDecision)]
-
-    def after_step(self) -> None:
-        """See `LanguageModel.after_step`; moves the thresholds of the causal selection."""
-        share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
-        for decision in self._decisions():
-            decision.after_step(share)
+    def _loss(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean cross-entropy and the number of targets."""
+        labels = encoded.predictable(labels)
+        if not self.mixes:
+            return self.next_token_loss(self.states(encoded), labels)
+        return self._mixture(encoded, labels)[0], (labels[:, 1:] != IGNORED).sum().float()
 
     def _mixture(self, encoded: Encoding, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the nats [B, n] of each token's prediction."""
         targets = encoded.rows.gather(F.pad(labels[:, 1:], (0, 1), value=IGNORED), IGNORED)
         hidden = self.final_norm(encoded.streams.x)
         return mixture_cross_entropy(hidden, self.loss_head(), targets, encoded.streams)
+
+    @torch.no_grad()
+    def _find_first_thresholds(self) -> None:
+        """Estimate thresholds before the first step from random tokens, as a batch would reveal its later tokens."""
+        if not any(bool(decision.threshold == UNKNOWN) for decision in self.decisions.values()):
+            return
+        shape, generator = (RANDOM_ROWS, self.config.max_position_embeddings), torch.Generator().manual_seed(0)
+        ids = torch.randint(self.config.vocab_size, shape, generator=generator)
+        self.encode(ids.to(self.embed.weight.device), selection="block", calibrate=True)
+        self.after_step()
+
+    def after_step(self) -> None:
+        """See `LanguageModel.after_step`; moves the thresholds of the causal selection."""
+        share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
+        for decision in self.decisions.values():
+            decision.after_step(share)
 
     def forward_flops(self, batch: Batch) -> int:
         """See `LanguageModel.forward_flops`; padding of heads on a GPU does not count.
@@ -472,23 +431,14 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             place = torch.arange(prefix.stop, device=ids.device)
             seen = mask[row, prefix] * (place <= last[:, None])
             encoded = self.encode(ids[row, prefix], seen, selection="block", fixed_budget=fixed_budget)
-            logits = self._logits(encoded, last[:, None])[:, 0]
+            if self.mixes:
+                logits = self._mixed(encoded, encoded.keep(last[:, None]))[:, 0]
+            else:
+                logits = self.lm_head(self.states(encoded)[torch.arange(len(last), device=ids.device), last])
             nll[row, last + 1] = F.cross_entropy(logits.float(), labels[row, last + 1], reduction="none")
         return nll
 
-    # ------------------------------------------------------------------------------------- Hugging Face's side
-
-    def _logits(self, encoded: Encoding, kept: Tensor) -> Tensor:
-        """Return logits [B, m, v] in columns `kept` [m] or [B, m], zero at padding; for a mixture log-probabilities."""
-        if kept.ndim == 1:
-            columns, order = kept.unique(return_inverse=True)
-            logits = self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
-            return logits if torch.equal(columns, kept) else logits[:, order]
-        if not self.mixes:
-            hidden = self.states(encoded)
-            rows = torch.arange(len(hidden), device=hidden.device)[:, None]
-            return self.lm_head(hidden[rows, kept])
-        return self._mixed(encoded, encoded.keep(kept))
+    # ------------------------------------------------------------------------------------- logits and traces
 
     def _mixed(self, encoded: Encoding, streams: Streams) -> Tensor:
         mixed = mixture_log_probabilities(self.final_norm(streams.x), self.lm_head, streams)
@@ -496,20 +446,16 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             return mixed
         return mixed.masked_fill((streams.counts == 0)[..., None], 0.0)
 
-    def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
-        """See `LatentThoughtModel.labels_loss`; a mixture has its own loss."""
-        if self.mixes:
-            return self._mixture(encoded, labels)[0]
-        return self.next_token_loss(self.states(encoded), encoded.predictable(labels))[0]
-
-    def logits(self, encoded: Encoding, at: Any) -> Tensor:
+    def logits(self, encoded: Encoding, at: slice | Tensor) -> Tensor:
         """See `LatentThoughtModel.logits`; log-probabilities if the read-out is a mixture."""
+        if not self.mixes:
+            return self.lm_head(self.states(encoded)[:, at])
         columns = torch.arange(encoded.rows.width, device=encoded.streams.token.device)[at]
-        if not isinstance(at, slice):
-            return self._logits(encoded, columns)
-        if self.mixes and len(columns) == encoded.rows.width and encoded.rows.columns is None:
+        if isinstance(at, slice) and len(columns) == encoded.rows.width and encoded.rows.columns is None:
             return self._mixed(encoded, encoded.streams)
-        return self._logits(encoded, columns.expand(len(encoded.streams.token), -1))
+        columns, order = (columns, None) if isinstance(at, slice) else columns.unique(return_inverse=True)
+        logits = self._mixed(encoded, encoded.keep(columns))
+        return logits if order is None else logits[:, order]
 
     def fill(self, traces: list[ThoughtTrace], encoded: Encoding, real: Tensor) -> None:
         """Add every final stream, the number of streams of each token, and their attention.

@@ -172,8 +172,8 @@ class ForkDecision(nn.Module):
         selected: list[Tensor] = []
         for token in range(length):
             good = ((candidates.token == token) & (candidates.own | (merit >= self.threshold))).nonzero()[:, 0]
-            room = int(self.config.most_streams(torch.tensor(token + 1)))
-            selected.append(good[best(merit[good], room - sum(map(len, selected)))])
+            room = self.config.streams(token + 1) - sum(map(len, selected))
+            selected.append(good[best(merit[good], room)])
         return torch.cat(selected)
 
     @torch.no_grad()

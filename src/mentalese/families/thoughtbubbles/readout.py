@@ -60,8 +60,7 @@ def mixture_log_probabilities(
     """
     checkpointed, out = torch.is_grad_enabled(), None
     parts: list[list[Tensor]] = []
-    for rows, places, columns in streams.cut(tokens):
-        part = streams.part(rows, places, columns)
+    for rows, places, columns, part in streams.parts(tokens):
         if checkpointed:
             mixed = checkpoint(_mixed, hidden[rows, places], head, part, use_reentrant=False)
             parts += [[]] if columns.start == 0 else []
