@@ -505,9 +505,9 @@ def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: An
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"objective": "d3pm"}, "objective is 'd3pm': set mdlm or md4 or sedd"),
-        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt': set linear or cosine"),
-        ({"score_times": 0}, "score_times is 0: set 1 or more"),
+        ({"objective": "d3pm"}, "objective is 'd3pm'"),
+        ({"noise_schedule": "sqrt"}, "noise_schedule is 'sqrt'"),
+        ({"score_times": 0}, "score_times is 0"),
         ({"conditioning_size": 0}, "conditioning_size is 0"),
         ({"intermediate_size": 0}, "intermediate_size is 0"),
         ({"hidden_size": 6, "num_attention_heads": 2}, "heads of even width"),

@@ -630,12 +630,12 @@ def test_scores_stay_in_float32_under_bf16() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"budget": 0.5}, "budget is 0.5: kappa is budget"),
+        ({"budget": 0.5}, "budget is 0.5: "),
         ({"layers_per_turn": 2}, r"layers_per_turn is 2: set a divisor of num_hidden_layers \(5\), or None"),
-        ({"fork_layers": (1, 5)}, r"fork_layers contains 5: set 0-based blocks below num_hidden_layers \(5\)"),
+        ({"fork_layers": (1, 5)}, r"fork_layers is \(1, 5\): set 0-based blocks below num_hidden_layers \(5\)"),
         ({"fork_layers": (2, 1)}, "in rising order"),
-        ({"fork_layers": (1, 1)}, "each block once"),
-        ({"copies": 3}, "copies is 3: copies are a baseline without fork_layers"),
+        ({"fork_layers": (1, 1)}, "each once, in rising order"),
+        ({"copies": 3}, "copies is 3: copies are a baseline"),
         ({"copies": 0}, "copies is 0"),
         ({"readout": "mean"}, "readout is 'mean': "),
         ({"num_attention_heads": 16}, "rotary positions need heads of even width"),

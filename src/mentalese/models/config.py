@@ -159,6 +159,14 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     def has_thoughts(self) -> bool:
         return False
 
+    def require(self, holds: bool, name: str, remedy: str) -> None:
+        """Raise `InputError` about a field unless a condition holds."""
+        require(holds, f"{self.model_type}.{name}", getattr(self, name), remedy)
+
+    def require_even_heads(self) -> None:
+        even = self.hidden_size // self.num_attention_heads % 2 == 0
+        self.require(even, "num_attention_heads", "rotary positions need heads of even width")
+
     def check_turns(self, layers_per_turn: int | None) -> None:
         """Raise `InputError` if the number of layers is not a multiple of `layers_per_turn`."""
         layers = self.num_hidden_layers

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from mentalese.errors import InputError
 from mentalese.models.decoder_config import WINDOWED, WrappedDecoderConfig
+from mentalese.recipe import Fields
+from mentalese.values import NonNegativeNumber, Positive
 
 GateName = Literal["read", "forget", "write"]
 GATES: tuple[GateName, ...] = ("read", "forget", "write")
@@ -26,8 +27,8 @@ class LatentsConfig(WrappedDecoderConfig):
     latent_token_id: int | None = None
     latent_start_token_id: int | None = None
     latent_end_token_id: int | None = None
-    step_decoder_layers: int | None = None
-    step_weight: float = 1.0
+    step_decoder_layers: Positive | None = None
+    step_weight: NonNegativeNumber = 1.0
 
     @property
     def has_thoughts(self) -> bool:
@@ -40,19 +41,12 @@ class LatentsConfig(WrappedDecoderConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        self._at_least(0.0, "step_weight")
         layers, most = self.step_decoder_layers, self.num_hidden_layers
-        if layers is None and self.step_weight != 1.0:
-            raise InputError(f"{self.model_type}.step_weight is {self.step_weight}: set step_decoder_layers too")
-        if layers is not None and not 1 <= layers <= most:
-            raise InputError(
-                f"{self.model_type}.step_decoder_layers is {layers}: set 1 to {most}, as the layers start as copies of "
-                "the backbone's"
-            )
-        if layers is not None and not self.has_thoughts:
-            raise InputError(
-                f"{self.model_type}.step_decoder_layers is {layers}: latents of mode 'pause' predict no steps; set None"
-            )
+        self.require(layers is not None or self.step_weight == 1.0, "step_weight", "set step_decoder_layers too")
+        remedy = f"set 1 to {most}, as the layers start as copies of the backbone's"
+        self.require(layers is None or layers <= most, "step_decoder_layers", remedy)
+        remedy = "latents of mode 'pause' predict no steps; set None"
+        self.require(layers is None or self.has_thoughts, "step_decoder_layers", remedy)
 
 
 class CoconutConfig(LatentsConfig):
@@ -70,18 +64,13 @@ class CoconutConfig(LatentsConfig):
     mode: Literal["coconut", "agclr", "pause"] = "coconut"
     gates: tuple[GateName, ...] = GATES
     gate_biases: tuple[float, float, float] = (-0.28, -1.0, -1.5)
-    write_passes: int | None = None
+    write_passes: Positive | None = None
 
     @property
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
 
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        if self.write_passes is not None:
-            self._at_least(1, "write_passes")
 
-
-def grown(backbone: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def grown(backbone: Fields, **fields: object) -> Fields:
     """Return the `model` section of a recipe whose backbone is this decoder."""
     return {"model_type": "coconut", "backbone": backbone} | fields

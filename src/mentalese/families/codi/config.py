@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mentalese.families.coconut.config import LatentsConfig
+from mentalese.values import NonNegativeNumber
 
 
 class CodiConfig(LatentsConfig):
@@ -14,13 +15,9 @@ class CodiConfig(LatentsConfig):
     """
 
     model_type = "codi"
-    distillation_weight: float = 1.0
+    distillation_weight: NonNegativeNumber = 1.0
 
     @property
     def mode(self) -> str:
         """The mode of Coconut: latents read hidden states."""
         return "coconut"
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        self._at_least(0.0, "distillation_weight")

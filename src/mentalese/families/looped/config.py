@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.decoder_config import LayeredDecoderConfig
+from mentalese.values import NonNegative, Positive, PositiveNumber
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 """Decoders whose layers are attention and MLP, each after a norm, with rotary positions and embeddings as they are."""
@@ -31,13 +32,13 @@ class LoopedConfig(LayeredDecoderConfig):
     model_type = "looped"
     reads_windows = False
     default_backbone = "llama"
-    prelude_layers: int = 1
-    coda_layers: int = 1
-    turns: int = 4
-    backprop_turns: int = 8
+    prelude_layers: NonNegative = 1
+    coda_layers: NonNegative = 1
+    turns: Positive = 4
+    backprop_turns: Positive = 8
     norms: Literal["sandwich", "own"] = "sandwich"
-    exit_distance: float | None = None
-    cache_turns: int | None = None
+    exit_distance: PositiveNumber | None = None
+    cache_turns: Positive | None = None
 
     @property
     def block_layers(self) -> int:
@@ -61,17 +62,8 @@ class LoopedConfig(LayeredDecoderConfig):
     def validate_architecture(self) -> None:
         super().validate_architecture()
         kind = self.backbone_config.model_type
-        if kind not in BACKBONES:
-            raise InputError(f"looped.backbone.model_type is {kind!r}: use one of {', '.join(BACKBONES)}")
-        self._at_least(0, "prelude_layers", "coda_layers")
-        self._at_least(1, "turns", "backprop_turns")
-        if self.block_layers < 1:
-            raise InputError(
-                f"looped.prelude_layers is {self.prelude_layers} and coda_layers {self.coda_layers}: the backbone has "
-                f"{self.num_hidden_layers} layers, so that none is left for the block; set fewer, or more of its "
-                "num_hidden_layers"
-            )
-        if self.exit_distance is not None and not self.exit_distance > 0:
-            raise InputError(f"looped.exit_distance is {self.exit_distance}: set a share above 0, or None")
-        if self.cache_turns is not None:
-            self._at_least(1, "cache_turns")
+        require(kind in BACKBONES, "looped.backbone.model_type", kind, f"use one of {', '.join(BACKBONES)}")
+        remedy = (
+            f"of the backbone's {self.num_hidden_layers} layers none is left for the block; set fewer, or more layers"
+        )
+        self.require(self.block_layers >= 1, "prelude_layers", f"with coda_layers {self.coda_layers}, {remedy}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.values import Positive
 
 NORM_EPS = 1e-5
 
@@ -29,24 +29,15 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS}  # noqa: RUF012 (never written to)
     objective: Literal["mdlm", "md4", "sedd"] = "mdlm"
     noise_schedule: Literal["linear", "cosine"] = "linear"
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    conditioning_size: int = 128
-    score_times: int = 32
+    intermediate_size: Positive | None = None
+    max_position_embeddings: Positive = 1024
+    conditioning_size: Positive = 128
+    score_times: Positive = 32
     use_cache: bool = False
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        for name in ("max_position_embeddings", "conditioning_size", "score_times"):
-            if getattr(self, name) < 1:
-                self._refuse(name, "set 1 or more")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            self._refuse("intermediate_size", "set 1 or more, or None")
-        if self.hidden_size // self.num_attention_heads % 2:
-            self._refuse("num_attention_heads", "rotary positions need heads of even width")
-
-    def _refuse(self, name: str, remedy: str) -> None:
-        raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")
+        self.require_even_heads()
 
     @property
     def mask_token_id(self) -> int:

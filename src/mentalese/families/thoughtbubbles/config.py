@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
-from mentalese.errors import InputError
+from pydantic import Field
+
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.values import NonNegative, Positive
 
 NORM_EPS = 1e-5
 
@@ -22,8 +24,9 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         fork_layers: 0-based blocks before which streams fork; empty: the regular RoPE transformer.
         layers_per_turn: a looped decoder: layer i has the block of layer i mod this number, and each fork its own
             decision (ours); `None`: all layers have their own.
-        budget: kappa / L, streams per token; a forking layer keeps at most kappa = ceil(budget * n) streams of a text
-            of n tokens (E.1). 1: scores without forks. The estimator `prefix-fixed` has ceil(budget * L) for every n.
+        budget: kappa / L, streams per token, at least 1 as every token keeps a stream; a forking layer keeps at most
+            kappa = ceil(budget * n) streams of a text of n tokens (E.1). 1: scores without forks. The estimator
+            `prefix-fixed` has ceil(budget * L) for every n.
         selection: which streams stay. `block`: the best kappa of the whole text, so later tokens influence which
             earlier streams stay; `causal`: those that reach their layer's threshold while the tokens so far are within
             their budget (ours).
@@ -45,12 +48,12 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         "rope_theta": 10_000.0,
         "layer_norm_eps": NORM_EPS,
     }
-    max_position_embeddings: int = 512
-    fork_layers: tuple[int, ...] = ()
-    layers_per_turn: int | None = None
-    budget: float = 2.0
+    max_position_embeddings: Positive = 512
+    fork_layers: tuple[NonNegative, ...] = ()
+    layers_per_turn: Positive | None = None
+    budget: Annotated[float, Field(ge=1)] = 2.0
     selection: Literal["block", "causal"] = "block"
-    copies: int = 1
+    copies: Positive = 1
     readout: Literal["mixture", "residual", "residual_ln", "rightmost"] = "mixture"
     score_scale: Literal["head", "model", "overwrite"] = "head"
     rotation: Literal["streams", "forks"] = "streams"
@@ -62,37 +65,14 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        if self.hidden_size // self.num_attention_heads % 2:
-            raise InputError(
-                f"{self.model_type}.num_attention_heads is {self.num_attention_heads}: rotary positions need heads of "
-                f"even width, and this sets {self.hidden_size // self.num_attention_heads}"
-            )
+        self.require_even_heads()
         self.check_turns(self.layers_per_turn)
-        layers = self.fork_layers
-        outside = [layer for layer in layers if not 0 <= layer < self.num_hidden_layers]
-        if outside:
-            raise InputError(
-                f"{self.model_type}.fork_layers contains {outside[0]}: set 0-based blocks below num_hidden_layers "
-                f"({self.num_hidden_layers})"
-            )
-        if list(layers) != sorted(set(layers)):
-            raise InputError(f"{self.model_type}.fork_layers is {layers}: set each block once, in rising order")
-        if not (math.isfinite(self.budget) and self.budget >= 1):
-            raise InputError(
-                f"{self.model_type}.budget is {self.budget}: kappa is budget * L and every token keeps a stream, so "
-                "set 1 or more"
-            )
-        if self.max_position_embeddings < 1:
-            raise InputError(
-                f"{self.model_type}.max_position_embeddings is {self.max_position_embeddings}: set 1 or more"
-            )
-        if self.copies < 1:
-            raise InputError(f"{self.model_type}.copies is {self.copies}: set 1 (no copies) or more")
-        if self.copies > 1 and (layers or self.readout != "rightmost"):
-            raise InputError(
-                f"{self.model_type}.copies is {self.copies}: copies are a baseline without fork_layers, read out at "
-                "the rightmost; set fork_layers=() and readout='rightmost'"
-            )
+        layers, count = self.fork_layers, self.num_hidden_layers
+        rising = list(layers) == sorted({layer for layer in layers if layer < count})
+        remedy = f"set 0-based blocks below num_hidden_layers ({count}), each once, in rising order"
+        self.require(rising, "fork_layers", remedy)
+        remedy = "copies are a baseline read out at the rightmost; set fork_layers=() and readout='rightmost'"
+        self.require(self.copies == 1 or (not layers and self.readout == "rightmost"), "copies", remedy)
 
     def streams(self, tokens: int) -> int:
         """Return kappa, the largest number of streams after a fork for a text of this many tokens."""
