@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedModel
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.decoder_config import PAIRED, sliding_window
 from mentalese.models.transformers_seam import attention_of
 
@@ -44,11 +44,8 @@ def attention_masks(
     window, kind = sliding_window(config), attention_of(config)
     if window is None and not takes_pairs(config):
         return mask.long()
-    if kind not in ("sdpa", "eager"):
-        raise InputError(
-            f"attn_implementation is {kind!r}: the windows of a {config.model_type} are counted for sdpa and eager "
-            "alone; use one of these"
-        )
+    remedy = f"the windows of a {config.model_type} are counted only for sdpa and eager; use one of these"
+    require(kind in ("sdpa", "eager"), "attn_implementation", kind, remedy)
     column = torch.arange(mask.shape[1], device=mask.device)
     now = column[start:end, None]
     # A column of padding attends to itself: a row without any key has no softmax.
@@ -87,8 +84,8 @@ def build_decoder(where: str, config: Any, attn_implementation: str | None = Non
             f"attn_implementation is {attn_implementation!r}: the backbone, a {config.model_type}, does not have it; "
             "remove it, or use eager"
         ) from error
-    if "inputs_embeds" not in inspect.signature(model.base_model.forward).parameters:
-        raise InputError(f"{where}.model_type is {config.model_type!r}: it does not read inputs_embeds, use another")
+    reads = "inputs_embeds" in inspect.signature(model.base_model.forward).parameters
+    require(reads, f"{where}.model_type", config.model_type, "it does not read inputs_embeds, use another")
     check_head(model)
     return model
 
@@ -107,7 +104,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the decoder's layers, under whatever name: the modules that gradient checkpointing handles one by one."""
+    """Return the decoder's layers, which gradient checkpointing handles one by one."""
     return [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicLayer
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.transformers_seam import CACHE
 
 
@@ -36,7 +36,7 @@ class FixedKeys(DynamicLayer):
         self.written = keys.shape[2]
         self.keys, self.values = (_with_room(states, columns) for states in (keys, values))
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Return all columns, including empty ones, which the mask excludes."""
         self.keys.index_copy_(2, self.at, key_states)
         self.values.index_copy_(2, self.at, value_states)
@@ -64,7 +64,7 @@ def _with_room(held: Tensor, columns: int) -> Tensor:
     return room
 
 
-def fixed_columns(layers: Sequence[Any], needed: int) -> int | None:
+def fixed_columns(layers: Sequence[object], needed: int) -> int | None:
     """Return the number of columns that a cache's layers have room for; `None` if they grow.
 
     Raises:
@@ -73,11 +73,7 @@ def fixed_columns(layers: Sequence[Any], needed: int) -> int | None:
     if not layers or not isinstance(layers[0], FixedKeys):
         return None
     columns = layers[0].keys.shape[2]
-    if needed > columns:
-        raise InputError(
-            f"{CACHE} has a fixed size of {columns} columns: with input_ids there are {needed}, so generate "
-            "fewer tokens, or use a cache that grows"
-        )
+    require(needed <= columns, f"the length with {CACHE}", needed, f"it has room for {columns}, use a larger one")
     return columns
 
 
@@ -136,13 +132,11 @@ class ThoughtCache(Cache):
 
     def check_room(self, tokens: int) -> None:
         """Raise `InputError` if a cache of fixed size has no room for `tokens` more."""
-        if self.max_tokens is not None and self.seen_tokens + tokens > self.max_tokens:
-            raise InputError(
-                f"{CACHE} has room for {self.max_tokens} tokens: with input_ids there are "
-                f"{self.seen_tokens + tokens}, so begin with a larger one, or use a cache that grows"
-            )
+        length, most = self.seen_tokens + tokens, self.max_tokens
+        fits = most is None or length <= most
+        require(fits, f"the length with {CACHE}", length, f"it has room for {most}, use a larger one")
 
-    def _move(self, select: Any) -> None:
+    def _move(self, select: Callable[[Tensor], Tensor]) -> None:
         self.state = {name: select(value) for name, value in self.state.items()}
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -174,8 +168,6 @@ def check_cache_kind(model: nn.Module, kind: str | None, limit: str | None) -> N
     Args:
         limit: the reason why the model's cache cannot have a fixed size, see `Limits.static_cache`.
     """
-    if kind not in ((None, "dynamic", "static") if limit is None else (None, "dynamic")):
-        why = limit or "it grows, or is 'static'"
-        raise InputError(
-            f"cache_implementation is {kind!r}: {type(model).__name__} has no such cache ({why}), so remove it"
-        )
+    kinds = (None, "dynamic", "static") if limit is None else (None, "dynamic")
+    remedy = f"{type(model).__name__} has no such cache ({limit or 'it grows, or is static'}), so remove it"
+    require(kind in kinds, "cache_implementation", kind, remedy)

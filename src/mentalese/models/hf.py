@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers import logging
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.base import ONE_PASS, LanguageModel, LossOutput, follows
 from mentalese.models.cache import ThoughtCache, check_cache_kind
@@ -71,7 +71,7 @@ class Limits:
 
 
 E = TypeVar("E")
-"""The type that a family's `encode` returns, an `Encoded`."""
+"""The type that a family's `encode` returns."""
 
 
 class Body(nn.Module):
@@ -80,7 +80,7 @@ class Body(nn.Module):
     It has no parameters: a call runs the model's `encode`.
     """
 
-    def __init__(self, model: LatentThoughtModel) -> None:
+    def __init__(self, model: LatentThoughtModel[Any]) -> None:
         super().__init__()
         self.whole = (model,)  # in a tuple, so that the model does not contain itself
 
@@ -100,13 +100,13 @@ class Body(nn.Module):
             InputError: `forward` would raise it, or no single state of a token predicts the next one.
         """
         (model,) = self.whole
-        limits = model.limits
+        name, limits = type(model).__name__, model.limits
         if limits.token_states is not None:
-            raise InputError(f"{type(model).__name__}.base_model: {limits.token_states}")
+            raise InputError(f"{name}.base_model: {limits.token_states}")
         if model.training and limits.loss is not None:
             warnings.warn(
-                f"{type(model).__name__} is trained on next tokens only: {limits.loss} take no part in a loss "
-                "that is computed from hidden states; its own loss is that of model(input_ids, labels=labels)",
+                f"{name} is trained on next tokens only: {limits.loss} take no part in a loss from hidden states; "
+                "its own loss is that of model(input_ids, labels=labels)",
                 stacklevel=2,
             )
         input_ids, cache, options = model.checked_call(input_ids, attention_mask, **options)
@@ -141,7 +141,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     embed: nn.Embedding
     lm_head: nn.Linear
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if cls.lora_targets:
             adapt_by_default(cls.config_class.model_type, cls.lora_targets)
@@ -166,7 +166,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, new_embeddings: Any) -> None:
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.lm_head = new_embeddings
 
     @property
@@ -175,13 +175,9 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return Body(self)
 
     def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
-        """See `TransformersModel.set_checkpointing`.
-
-        Raises:
-            InputError: reentrant checkpointing, which sees only a block's own arguments; blocks also share thoughts.
-        """
-        if getattr(run, "keywords", {}).get("use_reentrant"):
-            raise InputError("use_reentrant is True: gradients of shared thoughts would be lost, so set it to False")
+        """Refuse reentrant checkpointing, which sees only a block's own arguments: blocks also share thoughts."""
+        reentrant = getattr(run, "keywords", {}).get("use_reentrant", False)
+        require(not reentrant, "use_reentrant", reentrant, "gradients of shared thoughts would be lost, set False")
         super().set_checkpointing(enable, run, every_n_layers)
 
     # ----------------------------------------------------------------------------------- for families to implement
@@ -211,7 +207,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             real: bool [batch, length], true at tokens that are not padding.
         """
 
-    def logits(self, encoded: Any, at: Any) -> Tensor:
+    def logits(self, encoded: Any, at: slice | Tensor) -> Tensor:
         """Return the logits [batch, m, vocabulary] of the tokens in columns `at`: a slice, or indices [m]."""
         return self.get_output_embeddings()(encoded.hidden[:, at])
 
@@ -294,20 +290,19 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         input_ids, cache, options = self.checked_call(input_ids, attention_mask, use_cache=use_cache, **read, **options)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
+        loss: Tensor | None
         if output_thoughts:
             self._check_traced(cache)
-        if labels is not None and self.training and "output_hidden_states" in options:
-            raise InputError(
-                "output_hidden_states is True with labels in training mode: a model's own loss keeps none of them, so "
-                "pass one of the two"
-            )
+        if labels is not None and self.training:
+            remedy = "with labels in training mode, a model's own loss keeps none of them, so pass one of the two"
+            require("output_hidden_states" not in options, "output_hidden_states", True, remedy)
         if not (self.training or options or output_thoughts or input_ids.shape[1] == 1):
-            self._say_what_logits_are(logits_to_keep)
+            self._warn_about_logits(logits_to_keep)
         if labels is not None and self.training and cache is None and not (options or output_thoughts):
-            trained = self.training_loss(_batch(input_ids, attention_mask, labels))
+            batch = {"input_ids": input_ids, "labels": labels}
+            trained = self.training_loss(batch | ({} if attention_mask is None else {"attention_mask": attention_mask}))
             assert trained.encoded is not None
-            encoded = trained.encoded()
-            loss: Tensor | None = trained.loss
+            encoded, loss = trained.encoded(), trained.loss
             self.after_step()
         else:
             encoded = self.encode(input_ids, attention_mask, cache=cache, trace=output_thoughts, **options)
@@ -323,54 +318,51 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         )
         return self.returned(output, return_dict)
 
-    def _tokens(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the tokens of a call; raises what `forward` does."""
-        places = set(getattr(self, "hf_device_map", {}).values()) - {"cpu", "disk"}
-        if len(places) > 1:
+    def check_prompt(self, input_ids: Tensor | None) -> Tensor:
+        """Return the tokens of a call, or raise what `forward` does."""
+        devices = set(getattr(self, "hf_device_map", {}).values()) - {"cpu", "disk"}
+        if len(devices) > 1:
             raise InputError(
-                f"device_map spreads the model over {len(places)} devices: layers share thoughts, so put it on one, "
+                f"device_map spreads the model over {len(devices)} devices: layers share thoughts, so put it on one, "
                 'as device_map={"": 0}'
             )
-        if input_ids is None or inputs_embeds is not None:
-            what = "input_ids is None" if inputs_embeds is None else "inputs_embeds is set"
-            raise InputError(f"{what}: this model finds its thoughts by tokens, so pass input_ids alone")
+        remedy = "this model finds its thoughts by tokens, so pass input_ids alone"
+        require(input_ids is not None, "input_ids", input_ids, remedy)
         return check_tokens(input_ids, self)
-
-    def check_prompt(self, input_ids: Tensor | None) -> Tensor:
-        """Return the prompt of `generate`, or raise what `forward` does."""
-        return self._tokens(input_ids, None)
 
     def _check_traced(self, cache: ThoughtCache | None) -> None:
         """Raise `InputError` if a call with this cache cannot return traces."""
+        reason = None
         if not self.causal:
-            raise InputError(f"output_thoughts is True: {type(self).__name__} reads in both directions and has none")
-        if (why := self.limits.continued_traces) is not None and cache is not None and cache.seen_tokens:
-            raise InputError(f"output_thoughts is True with a cache in use: {why}")
+            reason = f": {type(self).__name__} reads in both directions and has none"
+        elif cache is not None and cache.seen_tokens and self.limits.continued_traces is not None:
+            reason = f" with a cache in use: {self.limits.continued_traces}"
+        if reason is not None:
+            raise InputError(f"output_thoughts is True{reason}", "output_thoughts")
 
     def output(self, encoded: E, **fields: Any) -> CausalLMOutputWithThoughts:
         """Return the output of `forward`; families with further fields override it."""
         return CausalLMOutputWithThoughts(**fields)
 
-    def _cache(self, cache: Any, use_cache: bool) -> Any:
+    def _cache(self, cache: object, use_cache: bool) -> ThoughtCache | None:
         """Return the cache of a call: the one passed to it, a new one, or none."""
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
                 f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
                 f"{self.cache_class.__name__} (remove the argument, or use model.new_cache())"
             )
-        if (why := self.limits.cache) is not None:
-            if cache is not None or use_cache:
-                name = f"{CACHE} is set" if cache is not None else "use_cache is True"
-                raise InputError(f"{name}: {why}, so set use_cache=False")
+        if cache is None and not use_cache:
             return None
-        if (cache is not None or use_cache) and self.training and self._checkpoints:
+        if (why := self.limits.cache) is not None:
+            raise InputError(f"{'use_cache is True' if cache is None else f'{CACHE} is set'}: {why}, use_cache=False")
+        if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
             raise InputError(
                 "a cache in training with gradient checkpointing would be written twice: set use_cache=False, or call "
                 "model.eval()"
             )
-        return self.new_cache() if use_cache and cache is None else cache
+        return self.new_cache() if cache is None else cache
 
-    def _say_what_logits_are(self, logits_to_keep: int | Tensor) -> None:
+    def _warn_about_logits(self, logits_to_keep: int | Tensor) -> None:
         """Warn once if another tool would mistake the logits of a whole text for the model's likelihood."""
         score = self.estimators[0]
         if score not in ONE_PASS and isinstance(logits_to_keep, int) and logits_to_keep == 0:
@@ -380,25 +372,22 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
                 "mentalese.load(path).score(texts) or `mentalese eval`"
             )
 
-    @property
-    def _checkpoints(self) -> bool:
-        """True if gradient checkpointing is on."""
-        return any(getattr(module, "gradient_checkpointing", False) for module in self.modules())
-
     def checked_call(
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         *,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: ThoughtCache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        cache: Any = None,
+        cache: ThoughtCache | None = None,
         **options: Any,
-    ) -> tuple[Tensor, Any, dict[str, Any]]:
+    ) -> tuple[Tensor, ThoughtCache | None, dict[str, Any]]:
         """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise the same errors."""
-        input_ids = self._tokens(input_ids, inputs_embeds)
+        if inputs_embeds is not None:
+            raise InputError("inputs_embeds is set: this model finds its thoughts by tokens, so pass input_ids alone")
+        input_ids = self.check_prompt(input_ids)
         if use_cache is None:
             use_cache = self.config.use_cache and self.limits.cache is None and not self.training
         cache = self._cache(one_cache(cache, past_key_values), use_cache)
@@ -406,23 +395,19 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return input_ids, cache, self._encode_options(**options)
 
     def _encode_options(
-        self, output_hidden_states: bool | None = None, output_attentions: bool | None = None, **options: Any
-    ) -> dict[str, Any]:
+        self, output_hidden_states: bool | None = None, output_attentions: bool | None = None, **options: object
+    ) -> dict[str, object]:
         """Return the keywords of `encode` from a call, or else from the config."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
                 raise InputError(f"{name}: {type(self).__name__}.forward has no such argument{hint}")
-        if self.config.output_attentions if output_attentions is None else output_attentions:
-            raise InputError(
-                f"output_attentions is True: {type(self).__name__} keeps no attention weights; use "
-                "output_thoughts=True, whose traces show what it attends to"
-            )
-        if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
-            return options
-        if (why := self.limits.hidden_states) is not None:
-            raise InputError(f"output_hidden_states is True with a {type(self).__name__}: {why}")
-        return options | {"output_hidden_states": True}
+        wanted = self.config.output_attentions if output_attentions is None else output_attentions
+        require(not wanted, "output_attentions", wanted, "attention weights are not kept; use output_thoughts=True")
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        reason = self.limits.hidden_states
+        require(not wanted or reason is None, "output_hidden_states", wanted, str(reason))
+        return options | ({"output_hidden_states": True} if wanted else {})
 
     def returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
         """Return the output, or a tuple of it, as `return_dict` or the config requires."""
@@ -487,9 +472,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
         """Return bool [batch, length], true at tokens of this call that are not padding.
 
-        Args:
-            attention_mask: [batch, length or, with a cache, all tokens so far].
-
         Raises:
             InputError: a mask of another width, or a cache without room for the tokens.
         """
@@ -505,8 +487,3 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """Raise `InputError` if a row contains only padding."""
         if 0 in tokens:
             raise InputError(f"attention_mask[{tokens.index(0)}] is 0 throughout: every row needs a token, remove it")
-
-
-def _batch(input_ids: Tensor, attention_mask: Tensor | None, labels: Tensor) -> Batch:
-    batch = {"input_ids": input_ids, "labels": labels}
-    return batch if attention_mask is None else batch | {"attention_mask": attention_mask}

@@ -10,14 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mentalese.errors import InputError
-from mentalese.models.backbone import (
-    attention_masks,
-    attention_width,
-    build_decoder,
-    layers_of,
-    linear_weights,
-)
+from mentalese.errors import InputError, require
+from mentalese.models.backbone import attention_masks, attention_width, build_decoder, layers_of, linear_weights
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.decoder_config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
@@ -82,25 +76,19 @@ class WrappedDecoder(LatentThoughtModel[E]):
         """Return the rows of the backbone's table of positions; `None` if it has no table."""
         tokens = self.get_input_embeddings()
         tables = (m for m in self.backbone.base_model.modules() if isinstance(m, nn.Embedding) and m is not tokens)
-        return self.config.max_position_embeddings if any(True for _ in tables) else None
+        return self.config.max_position_embeddings if [*tables] else None
 
     def check_length(self, mask: Tensor | None, columns: int) -> None:
         """Refuse rows of more tokens than the backbone has positions for.
 
         Args:
             mask: bool [B, columns], all tokens so far; `None` if there is no padding.
-
-        Raises:
-            InputError: a row is longer.
         """
         if self._positions is None or columns <= self._positions:
             return
         longest = columns if mask is None else int(mask.sum(1).max())
-        if longest > self._positions:
-            raise InputError(
-                f"input_ids has a row of {longest} tokens, those in the cache included: the backbone has "
-                f"{self._positions} positions; shorten it"
-            )
+        remedy = f"the backbone has {self._positions} positions; shorten the text"
+        require(longest <= self._positions, "the length of a row of input_ids", longest, remedy)
 
 
 class LayeredDecoder(WrappedDecoder[E]):
