@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
 from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
@@ -152,9 +152,8 @@ class LanguageModel(_Module):
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
         """Return the weights [batch, length] of `labels` in the training loss, or `None` if all count the same."""
-        if settings:
-            name = next(iter(settings))
-            raise InputError(f"phases.model.{name}: {type(self).__name__} has no such training setting")
+        for name, value in settings.items():
+            require(False, f"phases.model.{name}", value, f"{type(self).__name__} has no such training setting")
         return None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
@@ -227,7 +226,7 @@ class LanguageModel(_Module):
         """Return the labels [batch, length] that an estimator scores, without position 0; -100 elsewhere."""
         return nn.functional.pad(batch["labels"][:, 1:], (1, 0), value=IGNORED)
 
-    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+    def scoring_protocol(self, estimator: str) -> dict[str, object]:
         """Return the model's settings that a score by this estimator depends on, in words and numbers to publish."""
         return {}
 
@@ -251,9 +250,7 @@ class LanguageModel(_Module):
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
         """Return a trace per row of a text, with the contents that a model without thoughts has: `text_traces`.
 
-        A model that reads in both directions does not predict each token from the tokens before it: the only score in
-            its
-        traces is `surprisal`, which is `token_nll`.
+        The only score of a model that reads in both directions is `surprisal`, which is then `token_nll`.
 
         Args:
             batch: `input_ids`, and `attention_mask` if rows are padded.
@@ -269,13 +266,12 @@ class LanguageModel(_Module):
             hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
             return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
-        return [ThoughtTrace(row, {"surprisal": values}, **self._named) for row, values in zip(ids, nll)]
+        return [self._new_trace(row, {"surprisal": values}) for row, values in zip(ids, nll)]
 
     @staticmethod
-    def _check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
+    def _check_options(options: Mapping[str, object], known: Iterable[str]) -> None:
         for name, value in options.items():
-            if name not in known:
-                raise InputError(f"{name} is {value}: this model has no thoughts that depend on it, remove it")
+            require(name in known, name, value, "this model has no thoughts that depend on it, remove it")
 
     @torch.no_grad()
     def text_traces(self, input_ids: Tensor, scored: Tensor, logits: Callable[[Tensor], Tensor]) -> list[ThoughtTrace]:
@@ -298,18 +294,16 @@ class LanguageModel(_Module):
             surprisal[:, at + 1] = nll.masked_fill(~there, math.nan)
             entropy[:, at + 1] = torch.special.entr(log_p.exp()).sum(-1).masked_fill(~there, math.nan)
             predicted[:, at + 1] = torch.where(there, log_p.argmax(-1), input_ids[:, at + 1])
-        return [
-            ThoughtTrace(
-                ids, {"surprisal": surprisal[row], "entropy": entropy[row]}, readings={"predicted": predicted[row]},
-                **self._named,
-            )
-            for row, ids in enumerate(input_ids)
-        ]  # fmt: skip
+        traces = []
+        for row, ids in enumerate(input_ids):
+            traces.append(self._new_trace(ids, {"surprisal": surprisal[row], "entropy": entropy[row]}))
+            traces[-1].readings["predicted"] = predicted[row]
+        return traces
 
-    @property
-    def _named(self) -> dict[str, Any]:
-        """Return the fields of a trace that name its model."""
-        return {"model": self.config.model_type, "control": getattr(self.config, "thought_control", None)}
+    def _new_trace(self, ids: Tensor, scores: dict[str, Tensor]) -> ThoughtTrace:
+        """Return a trace of this model with a row's scores."""
+        control = getattr(self.config, "thought_control", None)
+        return ThoughtTrace(ids, scores, model=self.config.model_type, control=control)
 
 
 def follows(real: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
 from mentalese.recipe import Recipe
-from mentalese.values import checked, shown
+from mentalese.values import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,12 +122,10 @@ def check_model(path: str | Path) -> None:
     """Raise `InputError` if a folder contains no model; models at the hub are not checked."""
     if str(path).startswith("hub:") or (model_folder(path) / "config.json").is_file():
         return
+    problem = f"{path} contains no model (no config.json): use the folder of a run or a model, models:NAME or hub:NAME"
     if is_checkpoint(path):
-        raise InputError(f"{path} is in a run that has no model/ yet: wait for its first validation")
-    raise InputError(
-        f"{path} contains no model (no config.json): use the folder of a run or of a saved model, models:NAME or "
-        "hub:NAME"
-    )
+        problem = f"{path} is in a run that has no model/ yet: wait for its first validation"
+    raise InputError(problem)
 
 
 def saved_about(path: str | Path) -> dict[str, Any]:
@@ -139,10 +137,7 @@ def saved_about(path: str | Path) -> dict[str, Any]:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
         return {}
-    about = read_json(file).get(ABOUT, {})
-    if not isinstance(about, dict):
-        raise InputError(f"{file}: {ABOUT} is {shown(about)}: use an intact copy")
-    return about
+    return checked(f"{file}: {ABOUT}", dict[str, Any], read_json(file).get(ABOUT, {}))
 
 
 def _saved_file(path: str | Path, name: str) -> Path | None:
@@ -169,10 +164,7 @@ def check_weights(path: str | Path) -> None:
     """Raise `InputError` if weights next to a `mentalese.json` are not the saved ones."""
     if str(path).startswith("hub:"):
         return
-    noted = saved_about(path).get("weights", {})
-    if not isinstance(noted, dict):
-        raise InputError(f"{model_folder(path) / RECORD}: weights is {noted!r}: use an intact copy")
-    for file, expected in noted.items():
+    for file, expected in checked("weights", dict[str, str], saved_about(path).get("weights", {})).items():
         weights = model_folder(path) / file
         if not weights.is_file() or sha256(weights) != expected:
             raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train again")
@@ -227,14 +219,13 @@ def load_model(
     except InputError:
         raise
     except Exception as error:  # other projects' readers raise errors of many types for damaged files
+        reason = " ".join(str(error).split())
+        problem = f"{name} cannot be loaded ({reason}): use an intact model"
         if fields and isinstance(error, RuntimeError):
-            raise InputError(f"config {fields} does not fit the weights: set fields that change no sizes") from error
-        if "trust_remote_code" in str(error):
-            raise InputError(
-                f"{name} is defined by code of its own, which is not run: use a model that transformers or an "
-                "installed family defines"
-            ) from error
-        raise InputError(f"{name} cannot be loaded ({' '.join(str(error).split())}): use an intact model") from error
+            problem = f"config {fields} does not fit the weights: set fields that change no sizes"
+        elif "trust_remote_code" in reason:
+            problem = f"{name} is defined by code of its own, which is not run: use one that is installed"
+        raise InputError(problem) from error
     fingerprint = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
     if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != fingerprint:
         raise InputError(
@@ -263,21 +254,13 @@ def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
             )
 
 
-def _device(device: Any) -> torch.device:
+def _device(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
-    except (TypeError, RuntimeError, ValueError):
-        raise InputError(f"device is {device!r}: use a device of torch, e.g. 'cpu' or 'cuda'") from None
-    try:
         torch.empty(0, device=chosen)
-    except (
-        AssertionError,
-        RuntimeError,
-    ) as error:  # not in this build of torch, no driver, or no such index
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # no such device, driver or index
         reason = str(error).strip().partition("\n")[0]
-        raise InputError(
-            f"device is {str(chosen)!r}, which is not there ({reason}): use another, e.g. 'cpu'"
-        ) from error
+        raise InputError(f"device is {str(device)!r}: use one that is there, e.g. 'cpu' ({reason})") from error
     return chosen
 
 
