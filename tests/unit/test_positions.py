@@ -63,7 +63,7 @@ def test_the_figure_reads_one_text_by_all_models(
         saved = load(path, "cpu")
         return replace(saved, data=replace(saved.data, **own))
 
-    monkeypatch.setattr("mentalese.analyses.positions.load", opened)
+    monkeypatch.setattr("mentalese.models.saved.load", opened)
     numbers = write_figure("positions", [first, second], tmp_path / "positions.svg")
     one, other = ([span["tokens"] for span in run["spans"]] for run in numbers["runs"])
     assert one == other
@@ -73,5 +73,5 @@ def test_models_with_other_tokens_are_refused(tokenizer: PreTrainedTokenizerFast
     first, second = models(tokenizer, tmp_path, 16, 32)
     file = Path(second) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
-    with pytest.raises(InputError, match=r"use different tokenizers on .*draw them separately"):
+    with pytest.raises(InputError, match=r"tokenizer of .*draw them separately"):
         write_figure("positions", [first, second], tmp_path / "positions.svg", source=f"file:{corpus}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from mentalese.analyses.drawing import (
     COLORS,
@@ -16,8 +15,8 @@ from mentalese.analyses.drawing import (
     percent_axis,
     read_result,
 )
-from mentalese.errors import InputError
-from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, metric_of
+from mentalese.errors import require
+from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import by_next_token
 
 
@@ -27,11 +26,10 @@ def _curves(paths: list[str]) -> Drawing:
     For runs of questions, draw accuracy against steps.
     """
     results = [read_result(path) for path in paths]
-    metrics = [metric_of(result["test"]) for result in results]
-    if len(set(metrics)) > 1:
-        text, questions = (paths[metrics.index(metric)] for metric in (PERPLEXITY, ACCURACY))
-        raise InputError(f"{questions} has an accuracy and {text} a perplexity: draw them separately")
-    metric = metrics[0]
+    metric = metric_of(results[0]["test"])
+    for path, result in zip(paths, results):
+        name = metric_of(result["test"]).name
+        require(name == metric.name, f"metric of {path}", name, f"{paths[0]} has {metric.name}, draw them separately")
     clocks = f"{metric.clock.removesuffix('s')}s"
     picture, ((left, right),) = canvas(1, 2, 10, 3.6)
     numbers: Numbers = {"runs": []}
@@ -39,7 +37,7 @@ def _curves(paths: list[str]) -> Drawing:
     for i, (path, result) in enumerate(zip(paths, results)):
         color, test = COLORS[i % len(COLORS)], result["test"][metric.name]
         label = f"{result['recipe']}, test {metric.format(test)}"
-        series: dict[str, Any] = {}
+        series: Numbers = {}
         for axes, name, style in (
             (left, f"validation_{metric.name}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
             (right, "loss", {"linewidth": 1}),
@@ -49,7 +47,9 @@ def _curves(paths: list[str]) -> Drawing:
             axes.plot(*zip(*points), color=color, label=label, **style)
             series[name] = [list(point) for point in points]
         if metric is ACCURACY:
-            series["stages"] = stages = _stages(result["curve"])
+            last = {point["stage"]: point["step"] for point in result["curve"] if "stage" in point}
+            # `[last step, stage]` of each stage in order; stages without a validation are missing.
+            series["stages"] = stages = [[step, stage] for stage, step in last.items()]
             if len(stages) <= 4:  # one stage per epoch would hide the curves
                 for end, stage in stages[:-1]:
                     ends.setdefault(end, set()).add(stage)
@@ -86,12 +86,6 @@ def _highest(series: list[list[list[float]]], factor: float) -> float | None:
     finite = [values for points in series if (values := [y for _, y in points if math.isfinite(y)])]
     highest = factor * max((values[-1] for values in finite), default=math.inf)
     return highest if any(max(values) > highest for values in finite) else None
-
-
-def _stages(curve: list[dict[str, Any]]) -> list[list[int]]:
-    """`[last step, stage]` of each stage of a curriculum, in order; stages without a validation are missing."""
-    last = {point["stage"]: point["step"] for point in curve if "stage" in point}
-    return [[step, stage] for stage, step in last.items()]
 
 
 CURVES = Figure(

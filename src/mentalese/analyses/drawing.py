@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import read_json
 from mentalese.formatting import short_count
 
@@ -55,8 +55,8 @@ class Figure:
         """Raise `InputError` unless there are as many paths as the figure takes."""
         kinds = self.takes.split()
         counts = range(sum(kind[0] != "[" for kind in kinds), len(kinds) + 1)
-        if not paths or ("..." not in kinds and len(paths) not in counts):
-            raise InputError(f"the figure {name} needs {self.takes}, and {len(paths) or 'none'} were given")
+        fits = bool(paths) and ("..." in kinds or len(paths) in counts)
+        require(fits, f"paths of the figure {name}", [*paths], f"use {self.takes}")
 
 
 # -- reading runs ------------------------------------------------------------------------------------------------------
@@ -65,11 +65,9 @@ class Figure:
 def read_result(path: str) -> Numbers:
     """Return a `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
-    if not file.exists():
-        raise InputError(f"{file} does not exist: use a result.json, or the folder of a finished run")
-    result = read_json(file)
-    if not {"recipe", "test", "curve", "config"} <= result.keys():
-        raise InputError(f"{file} is not the result of a run: use a result.json")
+    result = read_json(file) if file.exists() else {}
+    whole = {"recipe", "test", "curve", "config"} <= result.keys()
+    require(whole, "the figure's path", path, "use the result.json of a finished run, or its folder")
     return result
 
 
@@ -78,8 +76,7 @@ def read_run(path: str) -> list[Numbers]:
     from mentalese.training.tracking import read_metrics
 
     file = Path(path) / "metrics.jsonl"
-    if not file.is_file():
-        raise InputError(f"{path!r} contains no metrics.jsonl: use the folder of a run")
+    require(file.is_file(), "the figure's path", path, "use the folder of a run, which contains metrics.jsonl")
     return read_metrics(file)
 
 
@@ -95,12 +92,10 @@ def in_rows(saved: Saved, longest: int | None = None) -> Saved:
     Raises:
         InputError: a model trained on another layout.
     """
-    layout = saved.layout
-    if not layout.plain or layout.sequence_length is None:
-        raise InputError(
-            f"{saved.path} has layout {layout.kind!r}: use a model trained on layout 'packed' or 'per_document'"
-        )
-    length = min(layout.sequence_length, longest or layout.sequence_length)
+    window = saved.layout.sequence_length if saved.layout.plain else None
+    if window is None:
+        raise InputError(f"layout of {saved.path} is {saved.layout.kind!r}: use a model of 'packed' or 'per_document'")
+    length = min(window, longest or window)
     return saved.scored_by(tokens="lexical", context_length=length, stride=length - 1)
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mentalese.analyses.curves import CURVES
-from mentalese.analyses.drawing import Drawing, Figure, Numbers
-from mentalese.errors import InputError, nearest
+from mentalese.analyses.drawing import Figure, Numbers
+from mentalese.analyses.positions import POSITIONS
+from mentalese.errors import InputError, nearest, require
 from mentalese.files import check_place, read_json
 from mentalese.install import install_command
 
@@ -33,20 +33,6 @@ _STYLE = {
     "figure.facecolor": "white",
     "svg.hashsalt": "mentalese",  # the same numbers give the same file
 }
-
-
-def _positions(paths: list[str], **options: Any) -> Drawing:
-    from mentalese.analyses.positions import draw_positions
-
-    return draw_positions(paths, **options)
-
-
-POSITIONS = Figure(
-    description="test loss by position in the document: what long context is worth",
-    takes="MODEL ...",
-    draw=_positions,
-    reads_source=True,
-)
 
 
 def figures() -> dict[str, Figure]:
@@ -84,19 +70,20 @@ def write_figure(
             replace a file that is not from a figure, or matplotlib is not installed.
     """
     available = figures()
-    if name not in available:
-        raise InputError(f"no figure is called {name!r}{nearest(name, available)} (`mentalese list` shows all)")
+    require(name in available, "figure", name, f"`mentalese list` shows all{nearest(name, available)}")
     figure = available[name]
     figure.check_paths(name, paths)
-    if out.suffix not in FORMATS:
-        raise InputError(f"--out is {str(out)!r}: use a file that ends in {', '.join(FORMATS)}")
+    require(out.suffix in FORMATS, "--out", str(out), f"use a file that ends in {', '.join(FORMATS)}")
     check_place(out, "--out")
     _check_numbers(out)
-    if figure.reads_text != (text is not None):
-        raise InputError(f"the figure {name} {'needs a text: use --text or --file' if figure.reads_text else _NO_TEXT}")
-    choices = {name: value for name, value in (("source", source), ("documents", documents)) if value is not None}
-    if choices and not figure.reads_source:
-        raise InputError(f"the figure {name} reads no data: remove --data and --documents")
+    remedy = "needs a text, use --text or --file" if figure.reads_text else "shows runs, remove --text and --file"
+    require(figure.reads_text == (text is not None), "text", text, f"the figure {name} {remedy}")
+    options = {"source": source, "documents": documents, "text": text}
+    options = {option: value for option, value in options.items() if value is not None}
+    if not figure.reads_source:
+        for option in ("source", "documents"):
+            value = options.get(option)
+            require(value is None, option, value, f"the figure {name} reads no data, remove --data and --documents")
     try:
         import matplotlib
     except ImportError as error:
@@ -105,7 +92,6 @@ def write_figure(
     from mentalese import provenance
     from mentalese.files import compact_json, whole_file, write_text
 
-    options = choices | ({"text": text} if figure.reads_text else {})
     with matplotlib.rc_context(_STYLE):
         picture, numbers = figure.draw(list(paths), **options)
         metadata = {"Date": None} if out.suffix == ".svg" else None
@@ -130,10 +116,4 @@ def _check_numbers(out: Path) -> None:
         free = not path.exists() or "figure" in read_json(path)
     except InputError:  # no JSON object
         free = False
-    if not free:
-        raise InputError(
-            f"--out is {str(out)!r}: the numbers would replace {path}, which no figure has written; use another name"
-        )
-
-
-_NO_TEXT = "shows runs, not a text: remove --text and --file"
+    require(free, "--out", str(out), f"the numbers would replace {path}, which no figure has written; use another name")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mentalese.analyses.drawing import Drawing, canvas, line_style, ticks_at
-from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.analyses.drawing import Drawing, Figure, Numbers, canvas, line_style, ticks_at
+from mentalese.errors import require
 from mentalese.formatting import model_names
-from mentalese.models.saved import load
+
+if TYPE_CHECKING:
+    from mentalese.data.split import Split
 
 
-def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[str, Any]]:
+def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[Numbers]:
     """Return mean scores of a document's first tokens, in spans that double: 1, 2-3, 4-7 ... up to `length`.
 
     Later tokens are not counted: windows give them less context than their place in the document suggests.
@@ -39,17 +40,15 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[dict[
     return spans
 
 
-def draw_positions(paths: Sequence[str], *, source: str | None = None, documents: int | None = None) -> Drawing:
+def _positions(paths: Sequence[str], *, source: str | None = None, documents: int | None = None) -> Drawing:
     """Draw nats per token against the place in the document, of models on the test split of one text.
-
-    Args:
-        source: the text; `None`: the training data of the first model.
-        documents: the number of first documents to read; `None`: all.
 
     Raises:
         InputError: models whose tokenizers split the text into different tokens, or that score none.
     """
-    runs: list[dict[str, Any]] = []
+    from mentalese.models.saved import load
+
+    runs: list[Numbers] = []
     first: np.ndarray | None = None
     settings: dict[str, str | None] = {}
     for path, label in zip(paths, model_names(paths)):
@@ -58,16 +57,12 @@ def draw_positions(paths: Sequence[str], *, source: str | None = None, documents
         settings = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
         first = tokens if first is None else first
-        if not np.array_equal(tokens, first):
-            raise InputError(
-                f"{paths[0]} and {path} use different tokenizers on {source}: their nats per token and positions are "
-                "not comparable, so draw them separately"
-            )
+        remedy = f"it is another than that of {paths[0]}, so their positions are not comparable; draw them separately"
+        require(np.array_equal(tokens, first), f"tokenizer of {path}", saved.data.tokenizer, remedy)
         window = saved.layout.window(saved.evaluation)
         length = window[0] if window else int(np.diff(split.documents).max(initial=1))
         spans = nll_by_position(saved.token_scores(split), split, length)
-        if not spans:
-            raise InputError(f"{path} scores no token of {source}: use a model of text, and documents of two tokens")
+        require(bool(spans), f"scored tokens of {path}", 0, "use a model of text, and documents of two tokens")
         scored = saved.scored_by(tokens="lexical").protocol
         runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
@@ -80,3 +75,11 @@ def draw_positions(paths: Sequence[str], *, source: str | None = None, documents
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.legend()
     return picture, {"source": source, "runs": runs}
+
+
+POSITIONS = Figure(
+    description="test loss by position in the document: what long context is worth",
+    takes="MODEL ...",
+    draw=_positions,
+    reads_source=True,
+)

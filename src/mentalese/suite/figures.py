@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas, footnote, percent_axis
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.files import read_json
 from mentalese.formatting import method_name, scored_as
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": COLORS[2]}
 _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
-def _tasks(paths: list[str], text: bool) -> list[dict[str, Any]]:
+def _tasks(paths: list[str], text: bool) -> list[Numbers]:
     """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or the tasks of generated text."""
     [path] = paths
-    try:
-        tasks = read_json(Path(path))["tasks"]
-        matches = [task for task in tasks if task["spec"].startswith("file:") == text]
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path} is not the suite.json of `mentalese suite`: use one") from error
-    if not matches:
-        other = "suite" if text else "suite-text"
-        raise InputError(f"{path} has no task for this figure: use the figure {other}, or run `mentalese suite`")
+    tasks = read_json(Path(path)).get("tasks", [])
+    matches = [task for task in tasks if task["spec"].startswith("file:") == text]
+    kind = "on text" if text else "with an optimum"
+    require(bool(matches), "the figure's path", path, f"use a suite.json of `mentalese suite` with a task {kind}")
     return matches
 
 
-def _rows(panel: Any, task: dict[str, Any]) -> None:
+def _rows(panel: Axes, task: Numbers) -> None:
     """Names and colours of a task's methods, one per row."""
     methods = task["methods"]
     names = [f"{method_name(m['name'])} ({m['role']}){scored_as(m)}" for m in methods]
@@ -38,7 +38,9 @@ def _rows(panel: Any, task: dict[str, Any]) -> None:
     panel.set_ylim(len(methods) - 0.5, -0.5)
 
 
-def _draw(panel: Any, row: int, role: str, mean: float, interval: Any, seeds: Any = ()) -> None:
+def _draw(
+    panel: Axes, row: int, role: str, mean: float, interval: Sequence[float] | None, seeds: Sequence[float] = ()
+) -> None:
     color = ROLES[role]
     if interval is not None:
         panel.plot(interval, [row, row], color=color, lw=2)
@@ -56,10 +58,10 @@ def _suite(paths: list[str]) -> Drawing:
     for (panel,), task in zip(panels, tasks):
         methods = task["methods"]
         for row, method in enumerate(methods):
-            shares = method["closed"]
-            seeds, interval = np.clip(shares["seeds"], *_CUT), shares["interval"]
-            interval = None if interval is None else np.clip(interval, *_CUT)
-            _draw(panel, row, method["role"], float(np.clip(shares["mean"], *_CUT)), interval, seeds)
+            mean, *seeds = np.clip([method["closed"]["mean"], *method["closed"]["seeds"]], *_CUT).tolist()
+            interval = method["closed"]["interval"]
+            interval = None if interval is None else np.clip(interval, *_CUT).tolist()
+            _draw(panel, row, method["role"], mean, interval, seeds)
         _rows(panel, task)
         panel.set(title=task["name"], xlim=_CUT)
         for level in (0, 1):

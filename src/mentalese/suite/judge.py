@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +15,32 @@ import numpy as np
 from mentalese.compare.compare import run_folder
 from mentalese.compare.comparison import SEEDS_FOR_A_TEST
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
 from mentalese.files import read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
-from mentalese.suite.methods import Further, SuiteTask
+from mentalese.suite.methods import SuiteTask
 from mentalese.suite.recipes import SUITE
 from mentalese.suite.tasks import Levels
 from mentalese.suite.tasks import task as generated
 from mentalese.suite.tasks.base import MarkovText
 from mentalese.suite.tasks.recall import Recall
+from mentalese.values import from_data
 
+Judged = dict[str, Any]
+"""A task of `suite.json`, a method of one, or a result that they are from."""
 _SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
 """Fields in which two calls of a task must agree, for their methods to be in one table."""
 
 
-def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: float = 1.0) -> dict[str, Any]:
+def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) -> Judged:
     """Return a task's levels and, by method, scores and the share of the gap that they close, with tests.
 
     Args:
-        comparison: the return value of `compare`.
-        folder: the folder of the comparison.
-        size: the size of the task.
+        comparison: the return value of `compare`, in `folder`.
     """
     rows = comparison["rows"]
     folders = [
@@ -50,10 +51,11 @@ def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: fl
         [score(task, path, run["test"]) for path, run in zip(paths, row["runs"])] for paths, row in zip(folders, rows)
     ]
     levels = levels_of(task, statistics.fmean(scores[0]))
-    methods: list[dict[str, Any]] = []
+    methods: list[Judged] = []
     for method, row, values, paths in zip(task.methods, rows, scores, folders):
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
+        further = {name: summary([further_score(task, name, path) for path in paths]) for name in task.further}
         methods.append(
             {
                 "name": method.recipe.name,
@@ -70,7 +72,7 @@ def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: fl
                 "flops": row["flops"]["mean"],
                 "tokens": row["tokens"]["mean"],
                 "commands": row["commands"],
-                "further": {one.name: summary([further_score(one, path) for path in paths]) for one in task.further},
+                "further": further,
             }
         )
     test = rows[0]["runs"][0]["test"]
@@ -96,35 +98,26 @@ def judge(task: SuiteTask, comparison: Mapping[str, Any], folder: Path, size: fl
     }
 
 
-def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+def joined(judged: Judged, earlier: Judged) -> Judged:
     """Return a task with the methods of an earlier call; for the same name, the new method is taken.
-
-    Args:
-        judged, earlier: tasks of `suite.json`.
 
     Raises:
         InputError: the calls differ in the text, the length, the seeds or the levels, or a method no longer exists.
     """
+    again = "run all methods again, and replace the earlier results"
     for name in _SAME:
-        if judged[name] != earlier[name]:
-            raise InputError(
-                f"{name} of {judged['name']} is {judged[name]!r}, and {earlier[name]!r} in the results that it is to "
-                "join: run all methods again, and replace them"
-            )
+        where = f"{name} of {judged['name']}"
+        require(judged[name] == earlier[name], where, judged[name], f"earlier it was {earlier[name]!r}, so {again}")
     new = {method["name"] for method in judged["methods"]}
     others = [dict(method) for method in earlier["methods"] if method["name"] not in new]
-    calls = [
-        call | {"methods": left}
-        for call in earlier["calls"]
-        if (left := [name for name in call["methods"] if name not in new])
-    ]
+    calls = []
+    for call in earlier["calls"]:
+        if left := [name for name in call["methods"] if name not in new]:
+            calls.append(call | {"methods": left})
     task = SUITE[judged["name"]](judged["size"])
     order = [method.recipe.name for method in task.methods]
-    if gone := [method["name"] for method in others if method["name"] not in order]:
-        raise InputError(
-            f"{judged['name']} no longer has {', '.join(gone)}, which the results that it is to join have: run all "
-            "methods again, and replace them"
-        )
+    gone = [method["name"] for method in others if method["name"] not in order]
+    require(not gone, f"methods of earlier results of {judged['name']}", gone, f"it no longer has these, so {again}")
     methods = sorted([*judged["methods"], *others], key=lambda method: order.index(method["name"]))
     _add_tests(methods, task, judged["step"])
     return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
@@ -133,31 +126,22 @@ def joined(judged: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, A
 # -- tests -------------------------------------------------------------------------------------------------------------
 
 
-def _add_tests(methods: Sequence[dict[str, Any]], task: SuiteTask, step: float) -> None:
+def _add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
     """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
     families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
     for one in methods:
-        if one["role"] == "mechanism":
-            one["against"] = {
-                rival["name"]: _test(one["closed"]["seeds"], rival["closed"]["seeds"], step)
-                for rival in methods
-                if rival["family"] in families[one["name"]] and rival["role"] in ("twin", "control")
-            }
+        if one["role"] != "mechanism":
+            continue
+        one["against"] = {}
+        for rival in methods:
+            if rival["family"] in families[one["name"]] and rival["role"] in ("twin", "control"):
+                seeds, others = one["closed"]["seeds"], rival["closed"]["seeds"]
+                test = paired_t_test(seeds, others, step=step) if len(seeds) >= SEEDS_FOR_A_TEST else None
+                one["against"][rival["name"]] = test and test.to_dict() | {"conclusive": test.conclusive}
 
 
-def _test(values: Sequence[float], others: Sequence[float], step: float) -> dict[str, Any] | None:
-    if len(values) < SEEDS_FOR_A_TEST:
-        return None
-    test = paired_t_test(values, others, step=step)
-    return test.to_dict() | {"conclusive": test.conclusive}
-
-
-def stands(method: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> bool:
-    """Test if a mechanism has a twin and a control and is better than all of them.
-
-    Args:
-        method, methods: one method and all methods of a task in `suite.json`.
-    """
+def stands(method: Judged, methods: Sequence[Judged]) -> bool:
+    """Test if a mechanism, a method of a task in `suite.json`, has a twin and a control and is better than them."""
     tests = method.get("against", {})
     if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
         return False
@@ -169,7 +153,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return interval_of(summary(values), len(values))
 
 
-def interval_of(score: Mapping[str, float], seeds: int) -> tuple[float, float] | None:
+def interval_of(score: dict[str, float], seeds: int) -> tuple[float, float] | None:
     """Return the same for the `mean` and `std` of a `summary` over seeds."""
     if seeds < SEEDS_FOR_A_TEST:
         return None
@@ -198,7 +182,7 @@ def answer_levels(levels: Levels) -> Levels:
     return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
 
 
-def score(task: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
+def score(task: SuiteTask, run: Path, test: Judged) -> float:
     """Return the score of a run in the unit of its task: accuracy, nats per scored token, or bits per byte."""
     if task.is_corpus:
         return _paid_bits(test)
@@ -207,23 +191,23 @@ def score(task: SuiteTask, run: Path, test: Mapping[str, Any]) -> float:
     return part_nats(run, task)
 
 
-def _paid_bits(result: Mapping[str, Any]) -> float:
+def _paid_bits(result: Judged) -> float:
     """Return bits per byte with ends paid for; a bound has none, and its models receive no ends."""
     paid = result["bits_per_byte_with_ends"]
     return float(result["bits_per_byte"] if paid is None else paid)
 
 
-def further_score(further: Further, run: Path) -> float:
-    """Return a run's second score, stored in its folder, as a set of questions takes minutes."""
+def further_score(task: SuiteTask, name: str, run: Path) -> float:
+    """Return another score of a run, stored in its folder, as a set of questions takes minutes."""
     path = run / "further.json"
     stored = read_json(path) if path.is_file() else {}
-    options = {name: str(value) for name, value in further.options.items()}
-    if stored.get(further.name, {}).get("options") != options:
-        [result] = evaluate(load(run), EvaluationOptions(**further.options)).values()
+    options = {option: str(value) for option, value in task.further[name].items()}
+    if stored.get(name, {}).get("options") != options:
+        [result] = evaluate(load(run), from_data(EvaluationOptions, "", task.further[name])).values()
         score = float(result["acc"]) if "acc" in result else _paid_bits(result)
-        stored |= {further.name: {"options": options, "score": score}}
+        stored |= {name: {"options": options, "score": score}}
         write_json(path, sealed(stored))
-    return float(stored[further.name]["score"])
+    return float(stored[name]["score"])
 
 
 def part_nats(run: Path, task: SuiteTask) -> float:
@@ -242,9 +226,8 @@ def scored_nats(saved: Saved, task: SuiteTask) -> np.ndarray:
     scores = saved.token_scores(split).astype(np.float64)
     if task.scored != "all":
         scores = scores[_places(task, split)]
-        if saved.evaluation.max_documents is None and np.isnan(scores).any():
-            estimator = saved.evaluation.estimator
-            raise ValueError(f"{saved.path}: tokens that count are not scored by the estimator {estimator!r}")
+        whole = saved.evaluation.max_documents is None
+        assert not (whole and np.isnan(scores).any()), f"{saved.path}: the estimator skips tokens that count"
     return scores[~np.isnan(scores)]
 
 

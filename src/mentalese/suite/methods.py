@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
@@ -12,6 +12,8 @@ from mentalese.families.looped.recipes import changed as changed_loop
 from mentalese.recipe import Recipe
 
 Role = Literal["mechanism", "twin", "control", "other"]
+Model = dict[str, Any]
+"""The `model` of a recipe: `model_type` and fields of its config."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,6 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Further:
-    """A second score of every run, on data that no model was trained on; it does not count for the share of the gap.
-
-    Attributes:
-        name: the column's title.
-        options: fields of `mentalese.evaluation.options.EvaluationOptions`, with one task.
-    """
-
-    name: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class SuiteTask:
     """A task with the methods that are compared on it.
 
@@ -57,7 +46,8 @@ class SuiteTask:
         match: see `mentalese.compare.compare`.
         scored: the scored part of a test document: `all`, the `answers` in a text, or the `second half` of its tokens,
             from which no thoughts are inferred.
-        further: other scores of the same runs.
+        further: other scores of the same runs, on data that no model was trained on: a column's title, and fields of
+            `EvaluationOptions` with one task. They do not count for the share of the gap.
     """
 
     name: str
@@ -65,7 +55,7 @@ class SuiteTask:
     methods: tuple[Method, ...]
     match: Literal["flops"] | None
     scored: Literal["all", "answers", "second half"] = "all"
-    further: tuple[Further, ...] = ()
+    further: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def is_corpus(self) -> bool:
@@ -77,40 +67,41 @@ def width(size: float) -> int:
     return max(16, round(64 * size / 16) * 16)
 
 
-def decoder(size: float, layers: int, context: int) -> dict[str, Any]:
+def decoder(size: float, layers: int, context: int) -> Model:
     """Return a plain decoder with rotary positions."""
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
-def rotary(channels: int, layers: int, context: int) -> dict[str, Any]:
+def rotary(channels: int, layers: int, context: int) -> Model:
     """Return a small Llama."""
     mlp, theta = 3 * channels, 10_000.0
     return llama(channels, 4, layers=layers, mlp=mlp, key_value_heads=4, tied=True, context=context, theta=theta)
 
 
-def swapped(model: dict[str, Any]) -> dict[str, Any]:
+def swapped(model: Model) -> Model:
     """Return the control of most mechanisms: thoughts of another text."""
     return model | {"thought_control": "swapped"}
 
 
-def removed(model: dict[str, Any]) -> dict[str, Any]:
+def removed(model: Model) -> Model:
     """Return the model without thoughts, at their cost."""
     return model | {"thought_control": "removed"}
 
 
-def scaled(model: dict[str, Any]) -> dict[str, Any]:
+def scaled(model: Model) -> Model:
     """Return the model with initial weights that follow its width."""
     if "backbone" in model:
         return model | {"backbone": scaled(model["backbone"])}
     return model | {"initializer_range": initial_weights(model.get("hidden_size") or model["n_embd"])}
 
 
-Made = Callable[[str, str, dict[str, Any]], Recipe]
-"""From the name of a method, its description and its model to its recipe."""
+def variant(base: Recipe, name: str, description: str, model: Model) -> Recipe:
+    """Return a recipe of the task `base.name` with another model."""
+    return replace(base, name=f"{base.name}/{name}", description=description, model=scaled(model))
 
 
 def compared(
-    made: Made, name: str, variants: Mapping[str, tuple[str, dict[str, Any]]], family: str | None = None
+    base: Recipe, name: str, variants: Mapping[str, tuple[str, Model]], family: str | None = None
 ) -> list[Method]:
     """Return a mechanism, its twin and its controls.
 
@@ -122,22 +113,22 @@ def compared(
     roles: dict[str, Role] = {"": "mechanism", "twin": "twin"}
     return [
         Method(
-            made(f"{name}-{variant}" if variant else name, description, model),
-            roles.get(variant, "control"),
+            variant(base, f"{name}-{suffix}" if suffix else name, description, model),
+            roles.get(suffix, "control"),
             family or name,
         )
-        for variant, (description, model) in variants.items()
+        for suffix, (description, model) in variants.items()
     ]
 
 
-def other(made: Made, name: str, description: str, model: dict[str, Any]) -> Method:
+def other(base: Recipe, name: str, description: str, model: Model) -> Method:
     """Return a method that stands beside the mechanisms of a task."""
-    return Method(made(name, description, model), "other", name)
+    return Method(variant(base, name, description, model), "other", name)
 
 
-def loops(made: Made, model: dict[str, Any]) -> list[Method]:
+def loops(base: Recipe, model: Model) -> list[Method]:
     """Return a looped model and its twins: without the loop, with the states of another text, and unrolled."""
-    turned = {variant: (TITLES[variant], changed_loop(model, variant)) for variant in ("once", "swapped", "unrolled")}
-    looped, once, swapped, unrolled = compared(made, "looped", {"": ("the middle layers four times", model), **turned})
+    turned = {name: (TITLES[name], changed_loop(model, name)) for name in ("once", "swapped", "unrolled")}
+    looped, once, swapped, unrolled = compared(base, "looped", {"": ("the middle layers four times", model), **turned})
     once, unrolled = replace(once, role="twin"), replace(unrolled, role="other", family="looped-unrolled")
     return [looped, once, swapped, unrolled]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from dataclasses import replace
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.coconut.recipes import Curriculum
@@ -12,13 +11,13 @@ from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import looped
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
-from mentalese.suite.methods import Method, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
+from mentalese.suite.methods import Method, Model, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
 
 
 def questions(
     name: str,
     spec: str,
-    model: dict[str, Any],
+    model: Model,
     epochs: float,
     answer_tokens: int,
     length: int,
@@ -45,8 +44,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     task = recipe.name
 
     def made(method: str) -> Recipe:
-        method_recipe = questions_method(dataclasses.replace(recipe, name=f"{task}/x"), method, curriculum)
-        return dataclasses.replace(method_recipe, name=f"{task}/{method}", baseline=None)
+        method_recipe = questions_method(replace(recipe, name=f"{task}/x"), method, curriculum)
+        return replace(method_recipe, name=f"{task}/{method}", baseline=None)
 
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
         return Method(made(method), role, family, shares)
@@ -54,13 +53,11 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     def distilled(method: str, role: Role) -> Method:
         method_recipe = codi_method(recipe, method, latents=curriculum.stages * curriculum.latents_per_step)
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
-        return Method(dataclasses.replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
-
-    def read(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        return dataclasses.replace(made("no-cot"), name=f"{task}/{name}", description=description, model=scaled(model))
+        return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
-    turning, once, *_ = loops(read, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
+    answering = replace(made("no-cot"), name=task)
+    turning, once, *_ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
     return (
         way("coconut", "mechanism", "coconut"),
         way("agclr", "mechanism", "agclr", shares="coconut"),
@@ -88,8 +85,8 @@ def reachability(size: float) -> SuiteTask:
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
     recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80, vocabulary=640)
-    optimizer = dataclasses.replace(recipe.optimizer, min_learning_rate_ratio=0.3)
-    recipe = dataclasses.replace(recipe, optimizer=optimizer)
+    optimizer = replace(recipe.optimizer, min_learning_rate_ratio=0.3)
+    recipe = replace(recipe, optimizer=optimizer)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
@@ -106,7 +103,7 @@ def composition(size: float) -> SuiteTask:
     return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
 
 
-def forking(size: float, layers: int, fork_layers: list[int]) -> dict[str, Any]:
+def forking(size: float, layers: int, fork_layers: list[int]) -> Model:
     """Thoughtbubbles with forks before `fork_layers`."""
     return {
         "model_type": "thoughtbubbles",
@@ -134,10 +131,8 @@ def expressions(size: float) -> SuiteTask:
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
     twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
-    def made(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        method_recipe = questions_method(dataclasses.replace(recipe, model=scaled(model)), "no-thoughts", curriculum)
-        return dataclasses.replace(method_recipe, name=f"expressions/{name}", description=description, baseline=None)
-
+    thoughtless = questions_method(recipe, "no-thoughts", curriculum)
+    thoughtless = replace(thoughtless, name="expressions", baseline=None)
     forks = {
         "": ("two layers, each after a fork", bubbles),
         "twin": ("two layers without forks", regular),
@@ -150,7 +145,7 @@ def expressions(size: float) -> SuiteTask:
     }
     methods = (
         *reasoning(recipe, curriculum),
-        *compared(made, "thoughtbubbles", forks),
-        *compared(made, "thoughtbubbles-looped", looped_forks, "looped forks"),
+        *compared(thoughtless, "thoughtbubbles", forks),
+        *compared(thoughtless, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
     return SuiteTask("expressions", spec, methods, None)

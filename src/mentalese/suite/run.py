@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import fnmatch
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from mentalese.compare.compare import compare
-from mentalese.errors import InputError, nearest
+from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
-from mentalese.suite.judge import judge
+from mentalese.html import render
+from mentalese.suite.judge import Judged, judge, stands
 from mentalese.suite.methods import SuiteTask
-from mentalese.suite.page import suite_page
 from mentalese.suite.recipes import DEFAULT, SUITE
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
@@ -38,7 +37,7 @@ def run_suite(
     executor: str | None = None,
     size: float = 1.0,
     show: bool = True,
-) -> dict[str, Any]:
+) -> Judged:
     """Run tasks and write `suite.json` and `suite.html` into `out` after each task, including tasks of earlier calls.
 
     Args:
@@ -58,15 +57,12 @@ def run_suite(
         InputError: an unknown task, or a number out of range; errors of `compare`.
     """
     for name in names:
-        if name not in SUITE:
-            raise InputError(f"the suite has no task {name!r}: use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
-    if not 1 <= trials <= len(RATES):
-        raise InputError(f"trials is {trials}: use 1 to {len(RATES)}")
-    if not 0.25 <= size <= 64:
-        raise InputError(f"size is {size}: use 0.25 to 64")
+        require(name in SUITE, "tasks", name, f"use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
+    require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
+    require(0.25 <= size <= 64, "size", size, "use 0.25 to 64")
     check_page(out / "suite.html", "suite.json")
     rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
-    result: dict[str, Any] = {}
+    result: Judged = {}
     for task in _tasks([SUITE[name](size) for name in names or DEFAULT], recipes):
         comparison = compare(
             [method.recipe for method in task.methods],
@@ -84,12 +80,8 @@ def run_suite(
     return result
 
 
-def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> dict[str, Any]:
-    """Write `suite.json` and its page into `out`: tasks, and all others that are there, in the order of the suite.
-
-    Returns:
-        The content of `suite.json`.
-    """
+def write_suite(judged: Sequence[Judged], out: Path, created: str) -> Judged:
+    """Write `suite.json` and its page into `out`: tasks, and all others that are there; return its content."""
     path = out / "suite.json"
     stored = read_json(path) if path.is_file() else {}
     earlier = stored["tasks"] if stored.get("version") == VERSION else []
@@ -100,26 +92,29 @@ def write_suite(judged: Sequence[dict[str, Any]], out: Path, created: str) -> di
     return result
 
 
+def suite_page(result: Judged) -> str:
+    """Return the page of `suite.json` as text."""
+    methods = [method for task in result["tasks"] for method in task["methods"]]
+    families = dict.fromkeys(
+        method["family"] for role in ("mechanism", "other") for method in methods if method["role"] == role
+    )
+    return render("suite.html.j2", result=result, families=families, stands=stands)
+
+
 def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTask]:
     """Return the tasks with the methods that match a pattern, and their twins and controls."""
     if not patterns:
         return list(tasks)
-    names = list(dict.fromkeys(method.name for task in tasks for method in task.methods))
+    names = dict.fromkeys(method.name for task in tasks for method in task.methods)
     for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in names):
-            raise InputError(
-                f"recipes contains {pattern}, which names no method of {', '.join(task.name for task in tasks)}"
-                f"{nearest(pattern, names)}: remove it"
-            )
+        remedy = f"use names of methods of {', '.join(task.name for task in tasks)}{nearest(pattern, names)}"
+        require(bool(fnmatch.filter(names, pattern)), "recipes", pattern, remedy)
     selection = []
     for task in tasks:
-        matches = [m for m in task.methods if any(fnmatch(m.name, pattern) for pattern in patterns)]
+        matches = [m for m in task.methods if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
         families = {family for m in matches if m.role == "mechanism" for family in (m.family, m.shares)}
         methods = [m for m in task.methods if m in matches or (m.role in ("twin", "control") and m.family in families)]
-        if len(methods) < 2:
-            raise InputError(
-                f"recipes are {', '.join(patterns)}, which leaves {len(methods)} of the methods of {task.name}: use "
-                f"two or more of {', '.join(method.name for method in task.methods)}"
-            )
+        remedy = f"use two or more methods of {task.name}: {', '.join(method.name for method in task.methods)}"
+        require(len(methods) > 1, "recipes", ", ".join(patterns), remedy)
         selection.append(dataclasses.replace(task, methods=tuple(methods)))
     return selection

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mentalese.data.layouts import Packed, PerDocument, SentenceStreams
 from mentalese.families.baselines.recipes import gpt2, gpt2_rope
@@ -13,8 +12,8 @@ from mentalese.families.looped.recipes import looped
 from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.suite.methods import (
-    Further,
     Method,
+    Model,
     SuiteTask,
     compared,
     decoder,
@@ -22,12 +21,12 @@ from mentalese.suite.methods import (
     other,
     removed,
     rotary,
-    scaled,
     swapped,
+    variant,
     width,
 )
 
-INFERENCE: dict[str, Any] = {
+INFERENCE: Model = {
     "fast_steps": 8,
     "fast_learning_rate": 0.34,
     "fast_optimizer": "adamw",
@@ -44,16 +43,18 @@ noise at each step.
 """
 
 
-def documents(name: str, spec: str, description: str, model: dict[str, Any], tokens: int, **fields: Any) -> Recipe:
-    """Return a method on a task of texts; one document per row."""
-    defaults: dict[str, Any] = {
-        "data": DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
-        "layout": PerDocument(sequence_length=128, batch_size=32),
-        "optimizer": OptimizerConfig(learning_rate=2.5e-3, warmup=0.1),
-        "train": TrainConfig(tokens=tokens, eval_every=100),
-        "evaluation": EvaluationConfig(context_length=128, stride=127, max_documents=100),
-    }
-    return Recipe(name=name, description=description, model=scaled(model), **defaults | fields)
+def documents(task: str, spec: str, tokens: int) -> Recipe:
+    """Return the recipe that methods on a task of texts share; one document per row."""
+    return Recipe(
+        name=task,
+        description=f"texts of {task}",
+        model=decoder(1, 4, 128),
+        data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
+        layout=PerDocument(sequence_length=128, batch_size=32),
+        optimizer=OptimizerConfig(learning_rate=2.5e-3, warmup=0.1),
+        train=TrainConfig(tokens=tokens, eval_every=100),
+        evaluation=EvaluationConfig(context_length=128, stride=127, max_documents=100),
+    )
 
 
 def topics(size: float) -> SuiteTask:
@@ -72,18 +73,15 @@ def topics(size: float) -> SuiteTask:
         "num_latents": 0,
     }
     thinking = plain | {"num_latents": 4} | INFERENCE
-    halves = EvaluationConfig(context_length=128, stride=127, max_documents=100, estimator="prefix")
-
-    def made(name: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        return documents(f"topics/{name}", spec, description, model, int(500_000 * size), **fields)
-
+    whole = documents("topics", spec, int(500_000 * size))
+    halves = replace(whole, evaluation=replace(whole.evaluation, estimator="prefix"))
     variants = {
         "": ("two layers that see one token, and thoughts", thinking),
         "twin": ("the same layers without thoughts", plain),
         "swapped": ("thoughts of another text", swapped(thinking)),
     }
-    methods = compared(partial(made, evaluation=halves), "latent_thought", variants)
-    wide = other(made, "gpt2-rope", "a decoder that sees the whole document", decoder(size / 2, 4, 128))
+    methods = compared(halves, "latent_thought", variants)
+    wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size / 2, 4, 128))
     return SuiteTask("topics", spec, (*methods, wide), "flops", "second half")
 
 
@@ -92,7 +90,7 @@ RECALL = "recall:key_words=1,distance=2,keys=2"
 answer, chance 2.77) unless it has a curriculum: 1M tokens at two and 1M at four suffice (0.506)."""
 
 
-def gestalt(size: float) -> dict[str, Any]:
+def gestalt(size: float) -> Model:
     """Return a model of four layers, of which the first two make a sentence's vector.
 
     Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
@@ -114,20 +112,16 @@ def gestalt(size: float) -> dict[str, Any]:
     }
 
 
-def forgetful(model: dict[str, Any]) -> dict[str, Any]:
+def forgetful(model: Model) -> Model:
     """Return Thought Gestalt without its memory."""
     fields = ("memory_size", "gate_init", *RELEASED_HEAD)
     return {name: value for name, value in model.items() if name not in fields} | {"memory": "none"}
 
 
-def sentences(task: str, size: float, name: str, description: str, model: dict[str, Any]) -> Recipe:
-    """Return a method that reads the texts of `RECALL` sentence by sentence."""
-    return documents(
-        f"{task}/{name}",
-        RECALL,
-        description,
-        model,
-        int(3_000_000 * size),
+def sentences(task: str, size: float) -> Recipe:
+    """Return the recipe of methods that read the texts of `RECALL` sentence by sentence."""
+    return replace(
+        documents(task, RECALL, int(3_000_000 * size)),
         data=DataConfig(source=f"builtin:{RECALL}", tokenizer="bpe:512", max_sentence_tokens=16),
         layout=SentenceStreams(max_sentences=32, tokens_per_batch=2048),
         evaluation=EvaluationConfig(batch_size=32, max_documents=100),
@@ -137,18 +131,15 @@ def sentences(task: str, size: float, name: str, description: str, model: dict[s
 def recall(size: float) -> SuiteTask:
     """Return the task of sentences read one by one: a key's value can only come from a memory, or from a wider view."""
     model = gestalt(size)
-
-    def wide(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        return documents(f"recall/{name}", RECALL, description, model, int(3_000_000 * size))
-
     variants = {
         "": ("sentence by sentence, with a memory", model),
         "twin": ("sentence by sentence, without a memory", forgetful(model)),
         "swapped": ("the memory of another text", swapped(model)),
     }
-    methods = compared(partial(sentences, "recall", size), "thought_gestalt", variants)
-    decoding = other(wide, "gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128))
-    return SuiteTask("recall", RECALL, (*methods, decoding), "flops", "answers")
+    methods = compared(sentences("recall", size), "thought_gestalt", variants)
+    whole = documents("recall", RECALL, int(3_000_000 * size))
+    wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128))
+    return SuiteTask("recall", RECALL, (*methods, wide), "flops", "answers")
 
 
 TURNS = {"layers_per_turn": 2}
@@ -159,7 +150,7 @@ def composed(size: float) -> SuiteTask:
     """Two ideas at once on `RECALL`: a memory on a looped decoder, and a memory whose next vector is predicted."""
     model = gestalt(size)
     turning = model | TURNS
-    method = partial(sentences, "composed", size)
+    base = sentences("composed", size)
     looping = {
         "": ("two layers twice, with a memory", turning),
         "twin": ("two layers twice", forgetful(turning)),
@@ -170,13 +161,13 @@ def composed(size: float) -> SuiteTask:
         "twin": ("four layers, with a memory", model),
     }
     methods = (
-        *compared(method, "looped", looping, "looped memory"),
-        *compared(method, "next-vector", ahead, "next vector"),
+        *compared(base, "looped", looping, "looped memory"),
+        *compared(base, "next-vector", ahead, "next vector"),
     )
     return SuiteTask("composed", RECALL, methods, "flops", "answers")
 
 
-def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
+def conceptlm(backbone: Model) -> Model:
     """Return concepts of 4 tokens, read from the embeddings and added after the final norm of both.
 
     As in the authors' GPT-2.
@@ -190,7 +181,7 @@ def conceptlm(backbone: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": "conceptlm", "backbone": backbone, **sizes, "ncp_weight": 0.1, "vq_weight": 1.0}
 
 
-def concepts(description: str, plain: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+def concepts(description: str, plain: Model) -> dict[str, tuple[str, Model]]:
     """Return ConceptLM on a decoder; removed concepts, at their cost, leave the norm of the embeddings."""
     concept = conceptlm(plain)
     return {
@@ -210,25 +201,21 @@ def phrases(size: float) -> SuiteTask:
     """
     spec = "phrases:lead=3,concepts=8,phrases=8"
     plain = decoder(size, 4, 128)
-
-    def made(name: str, description: str, model: dict[str, Any]) -> Recipe:
-        return documents(f"phrases/{name}", spec, description, model, int(600_000 * size))
-
-    methods = compared(made, "conceptlm", concepts("a decoder that predicts the next concept", plain))
+    base = documents("phrases", spec, int(600_000 * size))
+    methods = compared(base, "conceptlm", concepts("a decoder that predicts the next concept", plain))
     others = (
-        other(made, "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
-        other(made, "gpt2-rope", "the decoder itself", plain),
+        other(base, "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
+        other(base, "gpt2-rope", "the decoder itself", plain),
     )
     return SuiteTask("phrases", spec, (*methods, *others), "flops")
 
 
-UNSEEN = (
-    Further(
-        "novels, bits per byte",
-        {"tasks": ("perplexity",), "source": "file:../shared/data/corpora/eltec", "documents": 8},
-    ),
-    Further("BLiMP, accuracy", {"tasks": ("blimp",), "task_files": Path("../shared/data/evaluation"), "limit": 100}),
-)
+UNSEEN: dict[str, dict[str, object]] = {
+    "novels, bits per byte": {
+        "tasks": ("perplexity",), "source": "file:../shared/data/corpora/eltec", "documents": 8,
+    },
+    "BLiMP, accuracy": {"tasks": ("blimp",), "task_files": Path("../shared/data/evaluation"), "limit": 100},
+}  # fmt: skip
 
 
 def text(size: float) -> SuiteTask:
@@ -252,16 +239,14 @@ def text(size: float) -> SuiteTask:
     plain = {"model_type": "ltm", **shape, "max_position_embeddings": context, "window_size": 64, "num_latents": 0}
     thinking = plain | {"num_latents": 2 * layers} | INFERENCE
 
-    def made(name: str, description: str, model: dict[str, Any], **fields: Any) -> Recipe:
-        defaults: dict[str, Any] = {
-            "data": DataConfig(source=corpus, tokenizer="bpe:4096"),
-            "layout": Packed(sequence_length=context, batch_size=16),
-            "evaluation": EvaluationConfig(context_length=context, stride=context - 1, max_documents=8),
-        }
-        return documents(f"text/{name}", "text", description, model, int(10_000_000 * size), **defaults | fields)
-
-    reading = partial(
-        made,
+    packed = replace(
+        documents("text", "text", int(10_000_000 * size)),
+        data=DataConfig(source=corpus, tokenizer="bpe:4096"),
+        layout=Packed(sequence_length=context, batch_size=16),
+        evaluation=EvaluationConfig(context_length=context, stride=context - 1, max_documents=8),
+    )
+    reading = replace(
+        packed,
         layout=SentenceStreams(tokens_per_batch=4096),
         evaluation=EvaluationConfig(batch_size=32, max_documents=8),
     )
@@ -291,19 +276,21 @@ def text(size: float) -> SuiteTask:
         "twin": (looping, regular | TURNS),
         "constant": ("constant scores", removed(bubbles | TURNS)),
     }
-    ahead = reading(
-        "thought_gestalt-next-vector", "predicts the next sentence's vector", memory | {"next_vector_weight": 0.1}
-    )
+    ahead = memory | {"next_vector_weight": 0.1}
     methods = (
-        other(made, "gpt2", "learned positions", gpt2(channels, 4, layers=layers, context=context)),
-        other(made, "gpt2-rope", "rotary positions", rope),
+        other(packed, "gpt2", "learned positions", gpt2(channels, 4, layers=layers, context=context)),
+        other(packed, "gpt2-rope", "rotary positions", rope),
         *compared(reading, "thought_gestalt", gestalts),
-        *compared(made, "thoughtbubbles", forks),
-        *compared(made, "conceptlm", concepts("predicts the next concept", rope)),
-        *compared(made, "latent_thought", latents),
-        *loops(made, looped(rotary(channels, layers, context), 4)),
+        *compared(packed, "thoughtbubbles", forks),
+        *compared(packed, "conceptlm", concepts("predicts the next concept", rope)),
+        *compared(packed, "latent_thought", latents),
+        *loops(packed, looped(rotary(channels, layers, context), 4)),
         *compared(reading, "thought_gestalt-looped", looped_gestalts, "looped memory"),
-        Method(ahead, "other", "next vector"),
-        *compared(made, "thoughtbubbles-looped", looped_forks, "looped forks"),
+        Method(
+            variant(reading, "thought_gestalt-next-vector", "predicts the next sentence's vector", ahead),
+            "other",
+            "next vector",
+        ),
+        *compared(packed, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
     return SuiteTask("text", corpus, methods, "flops", further=UNSEEN)
