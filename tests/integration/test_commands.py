@@ -132,7 +132,7 @@ def test_eval_says_by_which_estimator_it_scored(
         (bubbles, ["--config", "selection=best"], "selection is 'best'"),
         (bubbles, ["--config", "fork_layers=[2, 3]"], "does not fit the weights"),
         (bubbles, ["--config", "hidden_size=32"], "set fields that change no sizes"),
-        (bubbles, ["--tasks", "reversal", "--documents", "1"], "documents is 1, which reversal cannot use: remove it"),
+        (bubbles, ["--tasks", "reversal", "--documents", "1"], "documents is 1: reversal cannot use it, remove it"),
     ):
         assert mentalese("eval", model, *options) == 2
         refusal(capsys.readouterr().err, says)

@@ -333,7 +333,7 @@ def test_another_set_of_questions_needs_nothing_to_train_on(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("eval --tasks reversal --latents 2", "latents is 2, which reversal cannot use: remove it"),
+        ("eval --tasks reversal --latents 2", "latents is 2: reversal cannot use it, remove it"),
         ("answer --estimators exact", "--estimators"),
         ("eval --tasks perplexity --answer-tokens 4", "--answer-tokens"),
         ("answer --latents -1", "latents is -1: it should be greater than"),

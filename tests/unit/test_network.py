@@ -17,8 +17,8 @@ from mentalese import InputError, get_recipe, load
 from mentalese.cli import main
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import load_pretrained_tokenizer
-from mentalese.evaluation.options import HubOptions
-from mentalese.evaluation.zero_shot import read_hub_task
+from mentalese.evaluation.options import EvaluationOptions
+from mentalese.evaluation.zero_shot import read_questions
 from mentalese.network import hub_or_cache, unreachable
 from support import saved, shrink
 
@@ -62,7 +62,7 @@ def test_tasks_of_lm_eval_too(monkeypatch: pytest.MonkeyPatch) -> None:
     known = lm_eval.tasks.TaskManager(include_path=[root / "piqa"], include_defaults=False)
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda: known)
     with pytest.raises(InputError, match=r"^tasks is 'hub:piqa': the hub cannot be reached"):
-        read_hub_task("piqa", HubOptions())
+        read_questions("hub:piqa", EvaluationOptions())
 
 
 @pytest.mark.usefixtures("cut_off")

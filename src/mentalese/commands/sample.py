@@ -16,6 +16,7 @@ def run(options: Options) -> None:
     from mentalese.evaluation import samples
 
     with only_result_on_stdout():
-        results = samples.run(options.open(), options, show=True)
+        judge = samples.open_judge(options)
+        results = samples.run(options.open(), options, judge, show=True)
     rows = [(kind, *row) for kind, result in results.items() for row in metric_rows(result)]
     options.report(results, ("kind", "metric", "value"), rows)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from typing import NamedTuple
@@ -19,13 +19,12 @@ from lm_eval.api import task as lm_eval_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks.manager import TaskDict
-from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.prompts import PromptEncoder, check_prompts
 from mentalese.data.tokenizers import decode_after
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
+from mentalese.evaluation.zero_shot import Questions
 from mentalese.models import hf
 from mentalese.models.base import evaluation_mode
 from mentalese.models.build import context_length
@@ -80,10 +79,7 @@ class MentaleseLM(LM):
         super().__init__()
         self.saved, self.show = saved, show
         self.model, self.tokenizer, self.layout = saved.model, saved.tokenizer, saved.layout
-        if self.layout.questions:
-            raise InputError(
-                f"layout is {self.layout.kind!r}: such a model reads questions and not plain text; use another model"
-            )
+        require(not self.layout.questions, "layout", self.layout.kind, "use a model of plain text, not of questions")
         self.special_ids = self.layout.special_ids(self.tokenizer)
         # A model of another project has no recipe, and reads all of its context.
         window = self.layout.window(saved.evaluation) if saved.recipe else None
@@ -117,10 +113,7 @@ class MentaleseLM(LM):
         return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
-        """Return scores as `loglikelihood` does, with the number of tokens and without greedy decoding.
-
-        lm-eval has no such kind of request.
-        """
+        """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request."""
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -128,7 +121,8 @@ class MentaleseLM(LM):
 
         `unfinished` counts the texts that end before any of these, at the limit of new tokens.
         """
-        texts, ends = [], _end_ids(self.saved.model)
+        texts, last = [], self.model.generation_config.eos_token_id
+        ends = set() if last is None else {*last} if isinstance(last, list) else {last}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
@@ -250,42 +244,78 @@ _SEED = 1234  # lm-eval's seed for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
-@dataclass(frozen=True)
-class TaskMetrics:
-    """Results of lm-eval's tasks.
+def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
+    """Return a model's results on questions.
 
-    Attributes:
-        metrics: `{task or group: {metric: value, metric_stderr: its standard error}}`.
-        items: number of questions of each task.
-        shots: number of examples before each question.
+    Returns:
+        Each metric with its standard error over questions, `NAME_stderr` (`None` for a single one), and `items`.
+        Of lm-eval's own tasks: lm-eval's metrics; of a group the group's, with `subsets`: the same for each task; of a
+        tag, which has no metrics, `{task: metrics}`; for generated answers also `unfinished`, those that were cut at
+        the limit of new tokens.
+        Of sets with choices: `acc_perplexity` (the share of questions whose right choice has, together with what comes
+        before it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice,
+        and that per character); of LAMBADA `acc` (each token of the final word is the most likely one) and
+        `perplexity` (per final word); of WikiText `word_perplexity`, `byte_perplexity` and `bits_per_byte`, by the
+        published articles' words and bytes; of a set of many files the mean, with `subsets`. Then `data_hash`.
+        Last `protocol`.
+
+    Raises:
+        InputError: a metric of the task needs a package that is not installed, or there are too few examples.
     """
-
-    metrics: dict[str, dict[str, float | None]]
-    items: dict[str, int]
-    shots: dict[str, int]
-
-
-def ask(lm: MentaleseLM, loaded: TaskDict, limit: int | None, shots: int | None = None) -> TaskMetrics:
-    """Return lm-eval's metrics of tasks, as its command computes them.
-
-    Args:
-        loaded: the result of `lm_eval.tasks.TaskManager.load`.
-        limit: the most questions per task.
-        shots: examples before each question; it replaces a task's number of examples, unless that is 0.
-    """
-    for task in loaded["tasks"].values():
+    name, shots, tasks = questions.name, questions.shots, questions.tasks["tasks"].values()
+    unfinished = lm.unfinished
+    for task in tasks:
         default = task.get_config("num_fewshot")
         if default is None or (shots is not None and default != 0):
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=_SEED)
-    with _quiet():
-        about = evaluate(lm=lm, task_dict=loaded, limit=limit, bootstrap_iters=_RESAMPLINGS, log_samples=False)
-    items = {name: count["effective"] for name, count in about["n-samples"].items()}
-    return TaskMetrics(
-        metrics={name: _by_name(metrics) for name, metrics in about["results"].items()},
-        items=items,
-        shots={name: about["n-shot"][name] for name in items},
-    )
+    ask = {"limit": questions.limit, "bootstrap_iters": _RESAMPLINGS, "log_samples": False}
+    try:
+        with _quiet():
+            about = evaluate(lm=lm, task_dict=questions.tasks, **ask)
+    except ModuleNotFoundError as error:
+        raise InputError(f"task 'hub:{name}' needs {error.name}: pip install {error.name}") from error
+    except ValueError as error:
+        if not shots or "larger than population" not in str(error):
+            raise
+        raise InputError(f"shots is {shots}: 'hub:{name}' has fewer examples; set less") from error
+    metrics = {part: _by_name(values) for part, values in about["results"].items()}
+    parts = {part: {**metrics[part], "items": count["effective"]} for part, count in about["n-samples"].items()}
+    items = sum(count["effective"] for count in about["n-samples"].values())
+    result: dict[str, object] = {}
+    protocol: dict[str, object] = {"limit": questions.limit}
+    if questions.data_hash is not None:
+        result |= {**_mean([metrics[part] for part in parts]), "items": items, "data_hash": questions.data_hash}
+        result |= {"subsets": parts} if len(parts) > 1 else {}
+    else:
+        protocol["shots"] = {part: about["n-shot"][part] for part in parts}
+        if name in parts:
+            result |= parts[name]
+        elif metrics.get(name):
+            result |= {**metrics[name], "items": items, "subsets": parts}
+        else:
+            result |= parts
+        if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
+            result["unfinished"] = lm.unfinished - unfinished
+    whole = all(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in tasks)
+    return result | {"protocol": protocol | lm.protocol(blocks=whole)}
+
+
+def _mean(parts: list[dict[str, float | None]]) -> dict[str, float | None]:
+    """Return each metric's mean over the parts, and its standard error with the parts fixed."""
+    means: dict[str, float | None] = {}
+    for name in parts[0]:
+        values = [value for part in parts if (value := part[name]) is not None]
+        if not name.endswith("_stderr"):
+            means[name] = sum(values) / len(parts)
+        else:
+            means[name] = math.hypot(*values) / len(parts) if len(values) == len(parts) else None
+    if (nll := means.pop("nll", None)) is not None:
+        error = means.pop("nll_stderr")
+        perplexity = math.exp(nll) if nll < 700 else math.inf
+        # The delta method: a small error of the logarithm is the relative error of the perplexity.
+        means |= {"perplexity": perplexity, "perplexity_stderr": None if error is None else perplexity * error}
+    return means
 
 
 def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
@@ -297,12 +327,6 @@ def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
             name = metric.removesuffix("_stderr") + ("" if filter_name == "none" else f".{filter_name}")
             values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
     return values
-
-
-def _end_ids(model: PreTrainedModel) -> set[int]:
-    """Return the tokens that end a text of the model's."""
-    ends = model.generation_config.eos_token_id
-    return set() if ends is None else {*ends} if isinstance(ends, list) else {ends}
 
 
 @contextmanager

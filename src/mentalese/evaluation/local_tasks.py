@@ -20,7 +20,7 @@ from lm_eval.tasks.hellaswag.utils import preprocess
 
 from mentalese.data.files import Row, open_text, read_json_lines
 from mentalese.data.plain_text import join_lines
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.harness import Score
 
 
@@ -57,33 +57,25 @@ class RowFormat:
             InputError: a row without a column, an empty text, no right choice, or no row.
         """
         rows = [self._row(where, row) for where, row in islice(self.read(path), limit)]
-        if not rows:
-            raise InputError(f"{path} has no questions: download it again")
+        require(bool(rows), str(path), [], "it has no questions, download it again")
         return rows
 
-    def _row(self, where: str, row: dict[str, Any]) -> dict[str, object]:
-        lists = {self.choices} if isinstance(self.choices, str) else set()
-        columns = (*self.texts, *self.may_be_empty, *(lists or self.choices))
-        for name in [*columns, *([self.label] if isinstance(self.label, str) else [])]:
-            if name not in row:
-                raise InputError(f"{where} has no {name!r} (but {', '.join(row)}): use the set's own files")
-        for name in columns:
-            texts = row[name] if name in lists else [row[name]]
-            whole = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-            if not whole or not (name in self.may_be_empty or all(text.strip() for text in texts)):
-                raise InputError(f"{where}: {name} is {row[name]!r}, where a text is missing: use the set's own files")
-        texts_by_name = {name: row[name] for name in (*self.texts, *self.may_be_empty)}
+    def _row(self, where: str, row: dict[str, object]) -> dict[str, object]:
+        texts = {name: row.get(name) for name in (*self.texts, *self.may_be_empty)}
+        choices = row.get(self.choices) if isinstance(self.choices, str) else [row.get(name) for name in self.choices]
+        choices = choices if isinstance(choices, list) else [choices]
+        own = "use the set's own files"
+        for name, text in [*texts.items(), *(("a choice", choice) for choice in choices)]:
+            valid = isinstance(text, str) and (name in self.may_be_empty or bool(text.strip()))
+            require(valid, f"{where}: {name}", text, f"a text is missing, {own}")
         if self.label is None:
-            return texts_by_name
-        choices = row[self.choices] if isinstance(self.choices, str) else [row[name] for name in self.choices]
-        label = row[self.label] if isinstance(self.label, str) else self.label
+            return texts
+        label = row.get(self.label) if isinstance(self.label, str) else self.label
+        last = self.first + len(choices) - 1
         number = str(label).strip()
-        if not number.isdecimal() or not self.first <= int(number) < self.first + len(choices):
-            raise InputError(
-                f"{where}: {self.label} is {label!r}, and its choices are {self.first} to "
-                f"{self.first + len(choices) - 1}: use a split whose labels are published"
-            )
-        return texts_by_name | {"choices": choices, "gold": int(number) - self.first}
+        valid = number.isdecimal() and self.first <= int(number) <= last
+        require(valid, f"{where}: label", label, f"choices are {self.first} to {last}, {own}, of a split with labels")
+        return texts | {"choices": choices, "gold": int(number) - self.first}
 
 
 def lines(path: Path) -> Iterator[Row]:

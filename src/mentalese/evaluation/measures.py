@@ -6,15 +6,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mentalese.errors import InputError, nearest
-from mentalese.evaluation import perplexity, reversal, zero_shot
-from mentalese.evaluation.options import EvaluationOptions, HubOptions, PerplexityOptions, TaskOptions
-from mentalese.evaluation.zero_shot import HUB, SETS, Questions
+from mentalese.errors import nearest, require
+from mentalese.evaluation import reversal
+from mentalese.evaluation.options import EvaluationOptions, TextOptions
+from mentalese.evaluation.zero_shot import HUB, SETS, Questions, read_questions
+from mentalese.models.build import check_length
 from mentalese.models.saved import Saved
 
 TASKS = ("perplexity", "reversal", *SETS)
 """The tasks that are not lm-eval's own (`hub:NAME`)."""
 
+Result = dict[str, Any]
+_TEXT = {field.name for field in dataclasses.fields(TextOptions)}
+_PERPLEXITY = _TEXT | {"estimators", "joined", "context_length", "documents", "stage", "latents"}
 _MOVED = {
     "accuracy": "mentalese answer",
     "unconditional": "mentalese sample",
@@ -26,19 +30,25 @@ def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
     """Return the questions of the tasks that have questions; check the options before a model is opened.
 
     Raises:
-        InputError: an unknown task, or an option that none of the tasks uses; errors of `zero_shot.read`.
+        InputError: an unknown task, or an option that none of the tasks uses; errors of `read_questions`.
     """
-    if not options.tasks:
-        raise InputError(f"tasks is empty: use one of {', '.join(TASKS)} or {HUB}NAME")
-    for task in options.tasks:
-        if task in _MOVED:
-            raise InputError(f"tasks contains {task!r}: use the command `{_MOVED[task]}` instead")
-        if task not in TASKS and (task == HUB or not task.startswith(HUB)):
-            raise InputError(
-                f"tasks: no task is called {task!r}{nearest(task, TASKS)} (known: {', '.join(TASKS)}, {HUB}NAME)"
-            )
-    _check_used(options)
-    return {task: zero_shot.read(task, options) for task in options.tasks if task in SETS or task.startswith(HUB)}
+    tasks = options.tasks
+    require(bool(tasks), "tasks", tasks, f"use one of {', '.join(TASKS)} or {HUB}NAME")
+    uses = {"tasks"}
+    for task in tasks:
+        require(task not in _MOVED, "tasks", task, f"use the command `{_MOVED.get(task)}` instead")
+        exists = task in TASKS or (task != HUB and task.startswith(HUB))
+        require(exists, "tasks", task, f"use one of {', '.join(TASKS)} or {HUB}NAME{nearest(task, TASKS)}")
+        if task == "perplexity":
+            uses |= _PERPLEXITY
+        elif task != "reversal":
+            uses |= {"limit", "task_files" if task in SETS else "shots"}
+    for field in dataclasses.fields(EvaluationOptions):
+        value = getattr(options, field.name)
+        value = str(value) if isinstance(value, Path) else value
+        used = value == field.default or field.name in uses
+        require(used, field.name, value, f"{' and '.join(tasks)} cannot use it, remove it")
+    return {task: read_questions(task, options) for task in tasks if task not in ("perplexity", "reversal")}
 
 
 def run(
@@ -47,7 +57,7 @@ def run(
     questions: dict[str, Questions] | None = None,
     *,
     show: bool = False,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Result]:
     """Evaluate a model: `{task: result}`.
 
     Args:
@@ -61,29 +71,47 @@ def run(
     results = {}
     for task in options.tasks:
         if task == "perplexity":
-            results[task] = perplexity.run(saved, options, show=show)
+            results[task] = perplexity(saved, options, show=show)
         elif task == "reversal":
             results[task] = reversal.run(saved, show=show)
         else:
-            results[task] = zero_shot.run(saved, questions[task], show=show)
+            from mentalese.evaluation.harness import MentaleseLM, zero_shot  # lm-eval is optional
+
+            results[task] = zero_shot(MentaleseLM(saved, show=show), questions[task])
     return results
 
 
-def _options_of(task: str) -> type | None:
-    """Return the options that a task uses; `None` if there are none."""
-    if task == "perplexity":
-        return PerplexityOptions
-    return TaskOptions if task in SETS else HubOptions if task.startswith(HUB) else None
+def perplexity(saved: Saved, options: EvaluationOptions, *, show: bool = False) -> Result:
+    """Score a text, or a split of one.
 
+    Returns:
+        `Perplexity.to_dict()` with the number of `documents`, and `split`, `source`, `detokenizer` and `data_hash` of
+        the text; with `options.estimators`: `{estimator: the same}`.
 
-def _check_used(options: EvaluationOptions) -> None:
-    """Raise `InputError` for an option that is set and that none of the tasks uses."""
-    names = {"tasks"}
-    for task in options.tasks:
-        users = _options_of(task)
-        names |= {field.name for field in dataclasses.fields(users)} if users else set()
-    for field in dataclasses.fields(EvaluationOptions):
-        value = getattr(options, field.name)
-        if value != field.default and field.name not in names:
-            text = repr(str(value)) if isinstance(value, Path) else repr(value)
-            raise InputError(f"{field.name} is {text}, which {' and '.join(options.tasks)} cannot use: remove it")
+    Raises:
+        InputError: the model has no such scoring rule or protocol, or its layout no stage or latents; errors of
+            `Saved.store`.
+    """
+    saved = options.read_by(saved).at(options.stage, options.latents)
+    if options.documents is not None:
+        saved = saved.scored_by(max_documents=options.documents)
+    if options.joined or options.context_length is not None:
+        name, value = ("joined", True) if options.joined else ("context_length", options.context_length)
+        has_windows = saved.layout.window(saved.evaluation) is not None
+        require(has_windows, name, value, f"layout {saved.layout.kind!r} of {saved.path} has no windows, remove it")
+        check_length(saved.model.config, "context_length", options.context_length)
+        length = options.context_length or saved.evaluation.context_length
+        # The recipe's stride belongs to its own windows.
+        joined = options.joined or saved.evaluation.joined
+        saved = saved.scored_by(context_length=length, stride=None, joined=joined)
+    rules = saved.model.estimators
+    for rule in options.estimators:
+        require(rule in rules, "estimators", rule, f"this model has {', '.join(rules)}, use some of them")
+    part = options.part(saved)
+    store = saved.store(part, show=show)
+    split = store.splits[part]
+    about = {"documents": saved.evaluation.documents(len(split.document_bytes))} | options.origin(saved, store)
+    if not options.estimators:
+        return saved.perplexity(split, show=show).to_dict() | about
+    scorers = {rule: saved.scored_by(estimator=rule) for rule in options.estimators}
+    return {rule: scorer.perplexity(split, show=show).to_dict() | about for rule, scorer in scorers.items()}

@@ -5,7 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from tyro.conf import arg
@@ -22,14 +22,12 @@ Decoding = Literal["greedy", "multinomial"]
 Kind = Literal["unconditional", "conditional"]
 
 
-def _split(names: Any) -> Any:
+def _split(names: object) -> object:
     """Split names that are joined by commas, as one text or in a list."""
     parts = [names] if isinstance(names, str) else names
-    return tuple(name.strip() for part in parts for name in part.split(",")) if _are_texts(parts) else names
-
-
-def _are_texts(parts: Any) -> bool:
-    return isinstance(parts, list | tuple) and all(isinstance(part, str) for part in parts)
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        return names
+    return tuple(name.strip() for part in parts for name in part.split(","))
 
 
 def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,71 +95,37 @@ class AblationOptions(TextOptions):
 
 
 @checked_dataclass("")
-class PerplexityOptions(TextOptions):
-    """The scored text and the protocol; options that are not set are as in the model's recipe.
+class EvaluationOptions(TextOptions):
+    """Options of `mentalese eval`; those that are not set are as in the model's recipe.
+
+    An option that none of the tasks uses is refused: those of the text belong to perplexity.
 
     Attributes:
+        tasks: names joined by commas: perplexity, reversal, lambada_openai, lambada_standard, wikitext, hellaswag,
+            blimp, piqa, arc_easy, arc_challenge, sciq, winogrande, or hub:NAME for any task of lm-eval, such as
+            hub:race.
         estimators: the scoring rules of a model that has several, names joined by commas.
         joined: score all documents joined by their ends, in blocks, instead of each by itself.
         context_length: tokens per block, or per window.
         documents: score only the first N documents.
         stage: score questions at this stage of the curriculum (not set: the last one of training).
         latents: number of latent tokens after the question (not set: as in training).
+        limit: ask only the first N questions of each file, or of each task of lm-eval.
+        shots: examples before each question of hub: tasks, as lm-eval draws them (not set: the task's own number).
+            Tasks that lm-eval always asks without examples have none.
+        task_files: the folder of the questions of lambada_openai and the other zero-shot sets.
     """
 
+    tasks: Names = ("perplexity",)
     estimators: Names = ()
     joined: bool = False
     context_length: Positive | None = None
     documents: Positive | None = None
     stage: NonNegative | None = None
     latents: NonNegative | None = None
-
-
-@checked_dataclass("")
-class LimitOptions:
-    """The number of questions.
-
-    Attributes:
-        limit: ask only the first N questions of each file, or of each task of lm-eval.
-    """
-
     limit: Positive | None = None
-
-
-@checked_dataclass("")
-class HubOptions(LimitOptions):
-    """Questions that lm-eval fetches.
-
-    Attributes:
-        shots: examples before each question of hub: tasks, as lm-eval draws them (not set: the task's own number).
-            Tasks that lm-eval always asks without examples have none.
-    """
-
     shots: NonNegative | None = None
-
-
-@checked_dataclass("")
-class TaskOptions(LimitOptions):
-    """Questions of local files.
-
-    Attributes:
-        task_files: the folder of the questions of lambada_openai and the other zero-shot sets.
-    """
-
     task_files: Place | None = None
-
-
-@checked_dataclass("")
-class EvaluationOptions(TaskOptions, HubOptions, PerplexityOptions):
-    """All options of the tasks of `mentalese eval`; an option that none of them uses is refused.
-
-    Attributes:
-        tasks: names joined by commas: perplexity, reversal, lambada_openai, lambada_standard, wikitext, hellaswag,
-            blimp, piqa, arc_easy, arc_challenge, sciq, winogrande, or hub:NAME for any task of lm-eval, such as
-            hub:race.
-    """
-
-    tasks: Names = ("perplexity",)
 
 
 @checked_dataclass("")
