@@ -9,23 +9,20 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 
 from mentalese.commands import COMMANDS
 from mentalese.commands.options import read_all, read_options
 from mentalese.errors import InputError, nearest
+from mentalese.training.signals import stop_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2 for bad input, 128 + the signal's number when interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _terminated_as_interrupted():
+        with stop_signals() as signals, signals.at_once():  # so that incomplete files are removed
             _run(words)
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -44,29 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _fail(f"{error.filename or 'writing'}: {error.strerror}; make room or use another place", 2)
     return 0
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
-
-    exit_code = 128 + signal.SIGTERM
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Raise SIGTERM as Python raises SIGINT, so that incomplete files are removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        raise Terminated("terminated")
-
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run(words: list[str]) -> None:

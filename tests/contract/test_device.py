@@ -27,7 +27,6 @@ from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import PROMPTS, TESTED, write_corpus
 from mentalese.testing.runs import by_hand, quiet_run, shrink
-from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.parallel import Parallel
 from pretended_device import DEVICE, Counts, PretendedDevice
@@ -104,7 +103,7 @@ def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevic
     with device:
         run.model.to(DEVICE)
         run.parallel = Parallel(0, 1, 0, DEVICE)
-        steps = [device.count(lambda: _one_step(run)) for _ in range(2)]
+        steps = [device.count(run.one_step) for _ in range(2)]
     return run, device, steps[1]
 
 
@@ -121,11 +120,6 @@ def _large(name: str, corpus: Path) -> Recipe:
     path = corpus.with_name("long.jsonl")
     path.write_text("".join(json.dumps({"text": " ".join(texts[i : i + 10])}) + "\n" for i in range(0, len(texts), 10)))
     return dataclasses.replace(large, data=dataclasses.replace(large.data, source=f"file:{path}"))
-
-
-def _one_step(run: Run) -> None:
-    run.one_step(LogBuffer())
-    run.state.step += 1
 
 
 def _is_ours(name: str) -> bool:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from mentalese.testing.runs import by_hand
-from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.optim import build_optimizer
 from support import tiny_recipes
 
@@ -40,8 +39,6 @@ def losses(name: str, corpus: Path, kind: str = "") -> list[float]:
         run.optimizer = build_optimizer(run.model.parameters(), run.recipe.optimizer)
         kept = {key for key, value in run.model.state_dict().items() if value.dtype == torch.float32}
         assert kept == set(fnmatch.filter(run.model.state_dict(), FLOAT32.get(name, "none")))
-    buffer = LogBuffer()
     for _ in range(STEPS):
-        run.one_step(buffer)
-        run.state.step += 1
-    return [float(loss) for loss in buffer.losses]
+        run.one_step()
+    return [float(loss) for loss in run.buffer.losses]

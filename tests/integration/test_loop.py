@@ -455,12 +455,12 @@ def test_one_process_at_a_time_trains_in_a_folder(
     """A second one would cut the metrics back, remove half-written checkpoints, and finish with the first one's."""
     out, own, refused = tmp_path / "run", loop.Run.one_step, []
 
-    def step(run: loop.Run, buffer: loop.LogBuffer) -> None:
+    def step(run: loop.Run) -> None:
         if run.state.step == 1 and not refused:
             with pytest.raises(InputError, match=r"another process trains in .*run: wait until it ends") as found:
                 train(recipe, out, resume=True, show=False)
             refused.append(found)
-        own(run, buffer)
+        own(run)
 
     monkeypatch.setattr(loop.Run, "one_step", step)
     result = train(recipe, out, show=False)

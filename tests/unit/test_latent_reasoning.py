@@ -15,7 +15,6 @@ from mentalese.families.codi.recipes import gsm8k
 from mentalese.families.looped.recipes import grown
 from mentalese.suite.latent_reasoning import loops, ways
 from mentalese.testing.runs import quiet_run
-from mentalese.training.log_buffer import LogBuffer
 from support import shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
@@ -65,7 +64,7 @@ def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: P
         )
         run = quiet_run(small, tmp_path / "run")
         before = {n: p.detach().clone() for n, p in run.model.named_parameters() if p.requires_grad}
-        run.one_step(LogBuffer())
+        run.one_step()
         moved = [n for n, p in run.model.named_parameters() if n in before and not torch.equal(p, before[n])]
         assert moved, made.name
         assert all(p.isfinite().all() for p in run.model.parameters()), made.name

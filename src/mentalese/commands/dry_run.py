@@ -13,7 +13,6 @@ from mentalese.compare.compare import flops_per_token
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.recipe import EvaluationConfig, Recipe
-from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory
 from mentalese.training.parallel import Parallel, setup, teardown
@@ -175,16 +174,15 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
     parallel = setup(recipe.train.device)
     try:
         run = Run(recipe, Path("dry-run"), parallel, show=False)  # its folder is made when training starts
-        activations, buffer = kept_bytes(run), LogBuffer()
+        activations = kept_bytes(run)
         for step in range(min(WARM_UP + TIMED, run.plan.total_steps)):
             if step <= WARM_UP:
                 _synchronise(parallel.device)
                 began, flops = time.perf_counter(), run.flops
-            run.one_step(buffer)
-            run.state.step += 1
+            run.one_step()
         _synchronise(parallel.device)
         seconds = time.perf_counter() - began
-        run.check_finite(buffer)
+        run.check_finite()
         return (run.flops - flops) / seconds, activations, peak_memory(parallel.device)
     finally:
         teardown()

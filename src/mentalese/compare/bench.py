@@ -70,8 +70,7 @@ class Contender:
         _synchronise()
         began = time.perf_counter()
         for _ in range(steps):
-            run.one_step(loop.LogBuffer())
-            run.state.step += 1
+            run.one_step()
         _synchronise()
         seconds = time.perf_counter() - began
         return (run.plan.position(start + steps).tokens - run.plan.position(start).tokens) / seconds

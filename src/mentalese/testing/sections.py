@@ -22,7 +22,6 @@ from mentalese.recipe_files import change, section_fields
 from mentalese.testing.cases import MODES, Case
 from mentalese.testing.options import idle_options, others
 from mentalese.testing.runs import metrics
-from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.plan import Plan
@@ -142,11 +141,10 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
 
     def steps(recipe: Recipe) -> Any:
         """Return the losses of the first steps, and the weights after them."""
-        run, buffer = Run(recipe, folder / "never", setup("cpu"), show=False), LogBuffer()
+        run = Run(recipe, folder / "never", setup("cpu"), show=False)
         for _ in range(STEPS):
-            run.one_step(buffer)
-            run.state.step += 1
-        return buffer.losses, [parameter.detach().numpy().tobytes() for parameter in run.model.parameters()]
+            run.one_step()
+        return run.buffer.losses, [parameter.detach().numpy().tobytes() for parameter in run.model.parameters()]
 
     def scores(recipe: Recipe) -> Any:
         """Score of texts, and the answers to questions."""

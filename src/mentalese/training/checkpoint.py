@@ -18,8 +18,8 @@ import json
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.futures import Future as TorchFuture
 
 from mentalese.errors import InputError
 from mentalese.files import sha256
@@ -60,14 +60,15 @@ class Checkpointer:
     """
 
     def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
-        self.folder, self.parallel, self.keep = Path(folder), parallel, keep
-        self._alone = parallel.world_size == 1
+        self.folder, self.parallel, self.keep = folder, parallel, keep
         # Saves run during training, so their messages need a separate group.
-        self._group = None if self._alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        alone = parallel.world_size == 1
+        self._group = None if alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
+        self._processes: dict[str, Any] = {"process_group": self._group, "no_dist": alone}
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._pending: Future[None] | None = None
         if parallel.is_main:
-            for leftover in self.folder.glob(".step-*"):
+            for leftover in folder.glob(".step-*"):
                 shutil.rmtree(leftover)
         parallel.barrier()
 
@@ -85,17 +86,13 @@ class Checkpointer:
         ignore_warning_of_no_group()
         snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
         described = json.dumps({"step": step, "info": info}, indent=2)
-        self._thread = threading.Thread(target=self._write, args=(step, snapshot, described), daemon=True)
-        self._thread.start()
+        self._pending = self._thread.submit(self._write, step, snapshot, described)
 
     def wait(self) -> None:
         """Return when the pending save, if there is one, is whole and in place; raise its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def latest(self) -> int | None:
         """Return the newest checkpoint's step, after waiting for a pending save."""
@@ -103,23 +100,15 @@ class Checkpointer:
         steps = self.parallel.broadcast_object(self._steps())
         return steps[-1] if steps else None
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int | None = None) -> dict[str, Any]:
-        """Restore weights and optimiser state in place, bit for bit, and return `info`.
-
-        Args:
-            step: step of the checkpoint; the newest by default.
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Restore weights and optimiser state of the newest checkpoint in place, bit for bit, and return `info`.
 
         Raises:
-            InputError: there is none, a file is damaged, or it is another model's; nothing has been changed then.
+            InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
         """
         self.wait()
         ignore_warning_of_no_group()
-        steps = self.parallel.broadcast_object(self._steps())
-        if not steps:
-            raise InputError(f"{self.folder} contains no checkpoint: start without --resume")
-        if step not in (None, *steps):
-            raise InputError(f"{self.folder} contains no checkpoint of step {step}: use one of {steps}")
-        step = steps[-1] if step is None else step
+        *older, step = self.parallel.broadcast_object(self._steps())
         folder = self._path(step)
         reader = TensorReader(folder)
 
@@ -130,11 +119,10 @@ class Checkpointer:
         try:
             self._agreed(check)
         except DamagedError as damage:
-            older = [s for s in steps if s < step]
             remedy = f"remove {folder} to go on from step {older[-1]}" if older else f"remove {folder} and start again"
             raise InputError(f"{damage}: {remedy}") from damage
         targets, state = _targets(folder, reader.read_tensors(), model, optimizer)
-        dcp.load(targets, storage_reader=reader, process_group=self._group, no_dist=self._alone)
+        dcp.load(targets, storage_reader=reader, **self._processes)
         optimizer.state.clear()
         optimizer.state.update(state)
         return json.loads((folder / "info.json").read_text())["info"]
@@ -145,15 +133,24 @@ class Checkpointer:
         final = self._path(step)
         temporary = final.with_name(f".{final.name}.tmp")
         try:
-            writer = _Writer(temporary)
-            dcp.save(snapshot, storage_writer=writer, process_group=self._group, no_dist=self._alone)
+            dcp.save(snapshot, storage_writer=_Writer(temporary), **self._processes)
             mine = f"__{self.parallel.rank}_*"  # each rank reads back its own files, so that ranks share the hashing
             sums = self._agreed(lambda: {file.name: sha256(file) for file in temporary.glob(mine)})
             self._agreed(lambda: self._publish(temporary, final, described, sums) if self.parallel.is_main else None)
-        except BaseException as error:  # `wait` raises it in the main thread
+        except BaseException as error:
             if self.parallel.is_main:
                 shutil.rmtree(temporary, ignore_errors=True)
-            self._error = self._explained(error, step)
+            cause: BaseException = error
+            if isinstance(error, CheckpointException):  # it lists the errors of all ranks
+                cause = next(cause for cause, _ in error.failures.values())
+            if not _is_full(cause):
+                raise cause from None
+            steps = self._steps()
+            remaining = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
+            raise InputError(
+                f"{self.folder}: no space left for the checkpoint of step {step} ({remaining}): free some, lower "
+                "train.keep_checkpoints or use another --out"
+            ) from cause
 
     def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
         """Complete the folder, rename it in one operation and remove the oldest checkpoints."""
@@ -163,26 +160,11 @@ class Checkpointer:
             checksums |= part
         _write_durably(temporary / "checksums.json", json.dumps(checksums, indent=2, sort_keys=True))
         _sync(temporary)
-        self._discard(final)
+        _discard(final)
         temporary.replace(final)
         _sync(self.folder)
         for step in self._steps()[: -self.keep]:
-            self._discard(self._path(step))
-
-    def _explained(self, error: BaseException, step: int) -> BaseException:
-        """Return the error, or one sentence for a full disk; DCP's own exception lists the errors of each rank."""
-        if isinstance(error, CheckpointException):
-            error = next(cause for cause, _ in error.failures.values())
-        if not _is_full(error):
-            return error
-        steps = self._steps()
-        remaining = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
-        full = InputError(
-            f"{self.folder}: no space left for the checkpoint of step {step} ({remaining}): free some, lower "
-            "train.keep_checkpoints or use another --out"
-        )
-        full.__cause__ = error
-        return full
+            _discard(self._path(step))
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
@@ -190,17 +172,8 @@ class Checkpointer:
         return self.folder / f"step-{step:08}"
 
     def _steps(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        matches = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.folder.iterdir())
+        matches = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.folder.glob("step-*"))
         return sorted(int(match[1]) for match in matches if match)
-
-    def _discard(self, path: Path) -> None:
-        """Remove a checkpoint; a kill during removal leaves no incomplete one under its name."""
-        if path.exists():
-            doomed = path.with_name(f".{path.name}.old")
-            path.replace(doomed)
-            shutil.rmtree(doomed)
 
     def _agreed(self, work: Callable[[], T]) -> list[T]:
         """Return the results of `work` on each rank; raise on all ranks if it raised on one, so that no rank waits."""
@@ -209,9 +182,8 @@ class Checkpointer:
             outcome = work()
         except Exception as error:
             outcome = error
-        outcomes = [outcome]
+        outcomes = [outcome] * self.parallel.world_size
         if self._group is not None:
-            outcomes = [outcome] * self.parallel.world_size
             dist.all_gather_object(outcomes, outcome, group=self._group)
         for each in outcomes:
             if isinstance(each, Exception):
@@ -226,7 +198,7 @@ class _Writer(dcp.FileSystemWriter):
     to other ranks.
     """
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
@@ -273,6 +245,14 @@ def _targets(
     return targets, state
 
 
+def _discard(path: Path) -> None:
+    """Remove a checkpoint; a kill during removal leaves no incomplete one under its name."""
+    if path.exists():
+        doomed = path.with_name(f".{path.name}.old")
+        path.replace(doomed)
+        shutil.rmtree(doomed)
+
+
 def _write_durably(file: Path, text: str) -> None:
     with file.open("w") as stream:
         stream.write(text)
@@ -284,7 +264,5 @@ def _sync(folder: Path) -> None:
     """Make names in a folder survive a power cut, if the system allows opening folders."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.fsync(descriptor)
+        os.close(descriptor)

@@ -16,10 +16,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -39,7 +39,6 @@ from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
-from mentalese.training.log_buffer import LogBuffer
 from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
@@ -64,15 +63,38 @@ from mentalese.training.run_folder import (
     init_weights,
     learning_curve,
 )
-from mentalese.training.signals import Interrupted, Stop, stop_signals
+from mentalese.training.signals import Interrupted, stop_signals
 from mentalese.training.start import outline, start
-from mentalese.training.state import State
 from mentalese.training.step import TrainStep
-from mentalese.training.tracking import check_trackers, open_trackers, read_metrics
+from mentalese.training.tracking import Log, LogBuffer, Record, check_trackers, read_metrics, tracked
 from mentalese.training.validation import Validation
 
-Log = Callable[[dict[str, Any]], None]
 ANSWERS = "answers.jsonl"  # for the questions of the test split
+
+
+@dataclass
+class State:
+    """The part of a checkpoint beside tensors; everything else follows from the step.
+
+    Attributes:
+        stage: stage of the last validation; `best` and `best_nll` belong to it.
+        best, best_nll: the recipe's metric and the likelihood at `best_step`.
+        unfinished: answers of the validation at `best_step` that were cut at the limit of new tokens.
+        to_beat: the metric that early stopping compares with.
+        validation_due: the step's validation has not been made yet.
+    """
+
+    step: int = 0
+    stage: int = 0
+    best_step: int | None = None
+    best: float | None = None
+    best_nll: float | None = None
+    unfinished: int = 0
+    to_beat: float | None = None
+    validations_without_gain: int = 0
+    validation_due: bool = False
+    flops: int = 0
+    seconds: float = 0.0
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
@@ -141,6 +163,8 @@ class Run:
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
         self.flops = 0  # on this rank, since the last log line
+        self.buffer = LogBuffer()
+        self.log: Log = lambda record: None
         self.state = State()
 
     def _make_weights(self) -> None:
@@ -156,77 +180,83 @@ class Run:
 
     def run(self, resume: bool) -> RunResult:
         with claimed(self.recipe, self.out, resume, self.parallel):
-            return self._run(resume)
+            self._begin(resume)
+            with stop_signals() as self.signals:
+                with ExitStack() as stack:
+                    if self.parallel.is_main:
+                        self.log = stack.enter_context(tracked(self.recipe, self.out, self.state.step))
+                    stack.callback(self.checkpoints.wait)
+                    self._steps()
+                    self.peak_memory = peak_memory(self.parallel.device)
+                try:
+                    with self.signals.at_once():
+                        return self._finish()
+                except Interrupted as stop:
+                    self._stop(stop.signum)
 
-    def _run(self, resume: bool) -> RunResult:
-        self._write_config(resume)
-        checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
-        if resume and checkpoints.latest() is not None:
-            self.state = State(**checkpoints.load(self.model, self.optimizer))
+    def _begin(self, resume: bool) -> None:
+        """Write `config.json` and open the checkpoints; refuse a run of other data or that began from other weights."""
+        path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
+        if resume and path.exists():
+            saved = read_json(path)
+            check_init(self.recipe, self.out, saved)
+            before = str(saved.get("data_hash"))
+            if before != data_hash:
+                raise InputError(
+                    f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
+                    "restore the data or use another --out"
+                )
+        if self.parallel.is_main:
+            remove_remains(self.out / "model")
+            write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))
+        self.parallel.barrier()
+        self.checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
+        if resume and self.checkpoints.latest() is not None:
+            self.state = State(**self.checkpoints.load(self.model, self.optimizer))
             if saved_about(self.out).get("step") != self.state.best_step:
                 # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
-        trackers = open_trackers(self.recipe, self.out, self.state.step) if self.parallel.is_main else []
-
-        def log(metrics: dict[str, Any]) -> None:
-            for tracker in trackers:
-                tracker.log(metrics)
-
-        with stop_signals() as self.signals:
-            try:
-                self._steps(checkpoints, log)
-                self.peak_memory = peak_memory(self.parallel.device)
-            finally:
-                checkpoints.wait()
-                for tracker in trackers:
-                    tracker.close()
-            try:
-                with self.signals.at_once():
-                    return self._finish()
-            except Stop as stop:
-                self._stop(checkpoints, stop.signum)
 
     def _stop_together(self) -> None:
-        """Raise `Stop` in all processes if one of them has received a signal."""
+        """Raise `Interrupted` in all processes if one of them has received a signal."""
         if self.parallel.world_size > 1 and (signum := self.parallel.max(self.signals.first)):
-            raise Stop(signum)
+            raise Interrupted(signum)
 
-    def _stop(self, checkpoints: Checkpointer, signum: int) -> NoReturn:
+    def _stop(self, signum: int) -> NoReturn:
         """Write a checkpoint, unless the last one is of this step, and end the run."""
-        if checkpoints.latest() != self.state.step:
-            self._write_checkpoint(checkpoints)
-        checkpoints.wait()
-        raise Interrupted(self.state.step, signum)
+        if self.checkpoints.latest() != self.state.step:
+            self._save_checkpoint()
+        self.checkpoints.wait()
+        raise Interrupted(signum, f"stopped at step {self.state.step}; --resume continues from there")
 
-    def _steps(self, checkpoints: Checkpointer, log: Log) -> None:
+    def _steps(self) -> None:
         total, state = self.plan.total_steps, self.state
-        buffer = LogBuffer()
         if state.validation_due:
-            self._validate(checkpoints, log)
+            self._validate()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
             while state.step < total and not self._out_of_patience():
-                self.one_step(buffer)
-                state.step += 1
+                self.one_step()
                 state.validation_due = self.plan.is_validation(state.step)
                 stop = self.parallel.max(self.signals.first)
                 if self._is_logged(state.step) or stop:
-                    note = self._log(buffer, log)
+                    note = self._log()
                     bar.update(state.step, note)
                 if stop:
-                    self._stop(checkpoints, stop)
+                    self._stop(stop)
                 if state.validation_due:
-                    self._validate(checkpoints, log)
+                    self._validate()
                 if self._is_checkpoint(state.step):
-                    self._write_checkpoint(checkpoints)
+                    self._save_checkpoint()
         if state.best_step is None:  # nothing was left to train, and the model on disk is of another step
-            self._validate(checkpoints, log)
+            self._validate()
         # Several processes cannot write a checkpoint while the first of them scores the test split.
-        if (self.recipe.train.checkpoint_every or self.parallel.world_size > 1) and checkpoints.latest() != state.step:
-            self._write_checkpoint(checkpoints)
+        keeps = self.recipe.train.checkpoint_every > 0 or self.parallel.world_size > 1
+        if keeps and self.checkpoints.latest() != state.step:
+            self._save_checkpoint()
 
-    def one_step(self, buffer: LogBuffer) -> None:
+    def one_step(self) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
-        buffer.start()
+        self.buffer.start()
         self.step.train()
         if self.plan.reset_optimizer(step):
             self.optimizer.state.clear()
@@ -259,7 +289,8 @@ class Run:
         self.optimizer.step()
         self.model.after_step()
         self.optimizer.zero_grad(set_to_none=True)
-        buffer.add(step, rate, loss, norm, metrics)
+        self.buffer.add(step, rate, loss, norm, metrics)
+        self.state.step += 1
 
     @torch.no_grad()
     def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -282,53 +313,49 @@ class Run:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def _log(self, buffer: LogBuffer, log: Log) -> str:
-        """Log the buffer's last step; a loss or gradient that is not finite ends the run before anything is saved."""
-        losses, norms = self.check_finite(buffer)
+    def _log(self) -> str:
+        """Log the buffer and empty it, and return a note; a loss that is not finite ends the run before it is saved."""
+        buffer = self.buffer
+        self.check_finite()
         seconds = time.perf_counter() - buffer.started
         position = self.plan.position(self.state.step)
         rate = (position.tokens - self.plan.position(buffer.steps[0]).tokens) / seconds
         self.state.seconds += seconds
         self.state.flops += int(self.parallel.sum(self.flops))
         self.flops = 0
-        metrics = {
+        record: Record = {
             "step": self.state.step,
             "epoch": position.epoch,
             "tokens": position.tokens,
             "sentence_steps": position.sentence_steps,
-            "loss": statistics.fmean(losses),
+            "loss": statistics.fmean(map(float, buffer.losses)),
             "learning_rate": buffer.learning_rate,
-            "grad_norm": norms[-1],
+            "grad_norm": float(buffer.norms[-1]),
             "tokens_per_second": rate,
             "flops": self.state.flops,
             "seconds": self.state.seconds,
         } | buffer.means()
-        log(metrics)
-        buffer.clear()
-        best = self.state.best
-        figure = "" if best is None else f"{self.validation.metric.name} {self.validation.metric.format(best)}"
-        cut = f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
-        validated = f"  best {figure}{cut}" if figure else ""
-        apart = f" (next token {metrics['ntp']:.3f})" if "ntp" in metrics else ""
-        return f"loss {metrics['loss']:.3f}{apart}{validated}  {rate:,.0f} tokens/s"
+        self.log(record)
+        self.buffer = LogBuffer()
+        note = f"loss {record['loss']:.3f}"
+        if "ntp" in record:
+            note += f" (next token {record['ntp']:.3f})"
+        if (best := self.state.best) is not None:
+            note += f"  best {self.validation.metric.name} {self.validation.metric.format(best)}"
+            note += f", {self.state.unfinished:,} unfinished" if self.state.unfinished else ""
+        return f"{note}  {rate:,.0f} tokens/s"
 
-    def check_finite(self, buffer: LogBuffer) -> tuple[list[float], list[float]]:
-        """Return the buffer's losses and norms of gradients; raise `FloatingPointError` if one is not finite."""
-        losses, norms = [float(loss) for loss in buffer.losses], [float(norm) for norm in buffer.norms]
-        for step, loss, norm in zip(buffer.steps, losses, norms):
-            if not math.isfinite(loss):
-                self._raise_not_finite(step, f"the loss is {loss}")
-            if not math.isfinite(norm):
-                self._raise_not_finite(step, f"the gradients' norm is {norm}")
-        return losses, norms
-
-    def _raise_not_finite(self, step: int, what: str) -> None:
-        position = self.plan.position(step)
-        raise FloatingPointError(
-            f"{what} at step {step} (epoch {position.epoch}, batch {position.index} of the epoch, data "
-            f"{self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at this batch, lower "
-            "optimizer.learning_rate or set optimizer.max_grad_norm"
-        )
+    def check_finite(self) -> None:
+        """Raise `FloatingPointError` if a loss or a gradients' norm since the last log line is not finite."""
+        for step, *tensors in zip(self.buffer.steps, self.buffer.losses, self.buffer.norms):
+            for name, value in zip(("loss", "gradients' norm"), map(float, tensors)):
+                if not math.isfinite(value):
+                    position = self.plan.position(step)
+                    raise FloatingPointError(
+                        f"the {name} is {value} at step {step} (epoch {position.epoch}, batch {position.index} of the "
+                        f"epoch, data {self.store.meta['data_hash'][:12]}, seed {self.recipe.train.seed}): look at "
+                        "this batch, lower optimizer.learning_rate or set optimizer.max_grad_norm"
+                    )
 
     def _is_logged(self, step: int) -> bool:
         """Return True every `log_every` steps, and whenever a validation or a checkpoint is due."""
@@ -345,18 +372,18 @@ class Run:
             return False
         return state.validations_without_gain >= patience
 
-    def _validate(self, checkpoints: Checkpointer, log: Log) -> None:
+    def _validate(self) -> None:
         """Validate, or stop at a signal with a checkpoint from which the validation is repeated."""
         before = dict(vars(self.state))
         try:
             # Each of several processes continues to a point at which all can stop, see `_stop_together`.
             with self.signals.at_once() if self.parallel.world_size == 1 else nullcontext():
-                self._validated(log)
-        except Stop as stop:
+                self._validated()
+        except Interrupted as stop:
             vars(self.state).update(before, validation_due=True)
-            self._stop(checkpoints, stop.signum)
+            self._stop(stop.signum)
 
-    def _validated(self, log: Log) -> None:
+    def _validated(self) -> None:
         state, metric, layout = self.state, self.validation.metric, self.validation.layout_at(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
@@ -377,7 +404,7 @@ class Run:
             state.unfinished = figure.unfinished
             self._save_model(figure)
         position = self.plan.position(state.step)
-        log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure.to_dict()})
+        self.log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure.to_dict()})
         state.validation_due = False
 
     def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
@@ -385,23 +412,6 @@ class Run:
         return before is None or self.validation.metric.better(value, before, by)
 
     # -- files -------------------------------------------------------------------------------------------------------
-
-    def _write_config(self, resume: bool) -> None:
-        """Write `config.json`; refuse a folder whose run read other data or started from other weights."""
-        path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
-        if resume and path.exists():
-            saved = read_json(path)
-            check_init(self.recipe, self.out, saved)
-            before = str(saved.get("data_hash"))
-            if before != data_hash:
-                raise InputError(
-                    f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
-                    "restore the data or use another --out"
-                )
-        if self.parallel.is_main:
-            remove_remains(self.out / "model")
-            write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))
-        self.parallel.barrier()
 
     def _provenance(self) -> dict[str, object]:
         return {
@@ -416,8 +426,8 @@ class Run:
             "command": provenance.command(),
         } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
-    def _write_checkpoint(self, checkpoints: Checkpointer) -> None:
-        checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
+    def _save_checkpoint(self) -> None:
+        self.checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: SplitResult) -> None:
         """Save the best model so far as `model/`, with this evaluation on its card."""

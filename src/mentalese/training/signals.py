@@ -9,21 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stop(KeyboardInterrupt):
-    """A signal that came while work could be stopped at once."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
-        self.exit_code = 128 + signum
-
-
 class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; the run was saved and `resume=True` continues from there."""
+    """SIGINT or SIGTERM came; if the message names a step, the run was saved there and can be resumed."""
 
-    def __init__(self, step: int, signum: int) -> None:
-        super().__init__(f"stopped at step {step}; --resume continues from there")
-        self.exit_code = 128 + signum
+    def __init__(self, signum: int, message: str = "") -> None:
+        super().__init__(message)
+        self.signum, self.exit_code = signum, 128 + signum
 
 
 class StopSignals:
@@ -42,11 +33,11 @@ class StopSignals:
         self.first = self.first or signum
         if self._raises:
             self._raises = False  # cleaning up is not interrupted again
-            raise Stop(signum)
+            raise Interrupted(signum)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise `Stop` as soon as a signal comes, or now if one has come."""
+        """Raise `Interrupted` as soon as a signal comes, or now if one has come."""
         self._raises = True
         try:
             if self.first:
@@ -63,8 +54,7 @@ def stop_signals() -> Iterator[StopSignals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    handled = (signal.SIGINT, signal.SIGTERM)
-    before = {signum: signal.signal(signum, signals.handle) for signum in handled}
+    before = {signum: signal.signal(signum, signals.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield signals
     finally:

@@ -1,45 +1,129 @@
-"""Destinations of a run's figures: always `metrics.jsonl`, and any tracker that the recipe names."""
+"""Figures of a run: collected between log lines, then written to `metrics.jsonl` and to trackers of the recipe."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from contextlib import suppress
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from mentalese.errors import InputError, nearest
 from mentalese.files import sealed, unsealed, write_text
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
 
+Record = dict[str, Any]
+"""A line of `metrics.jsonl`."""
+Log = Callable[[Record], None]
+_MODULES = {"trackio": "trackio", "wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}
 
-class Tracker(Protocol):
-    def log(self, metrics: dict[str, Any]) -> None: ...
 
-    def close(self) -> None: ...
+@dataclass
+class LogBuffer:
+    """The steps since the last log line; their figures stay on the device until then, so that no step waits."""
+
+    started: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    learning_rate: float = 0.0
+    metrics: list[tuple[list[str], Tensor]] = field(default_factory=list)
+
+    def start(self) -> None:
+        if not self.steps:
+            self.started = time.perf_counter()
+
+    def add(self, step: int, learning_rate: float, loss: Tensor, norm: Tensor, metrics: dict[str, Tensor]) -> None:
+        self.steps.append(step)
+        self.losses.append(loss)
+        self.norms.append(norm)
+        self.learning_rate = learning_rate
+        if metrics:  # stack copies: some metrics are views of parameters, which the next step changes
+            values = [value.float().to(loss.device) for value in metrics.values()]  # a metric may be on the CPU
+            self.metrics.append((list(metrics), torch.stack(values)))
+
+    def means(self) -> dict[str, float]:
+        """Return each metric's mean over the steps that measured it."""
+        values: dict[str, list[float]] = {}
+        for names, step in self.metrics:
+            for name, value in zip(names, step.tolist()):
+                values.setdefault(name, []).append(value)
+        return {name: statistics.fmean(of_steps) for name, of_steps in values.items()}
 
 
-class MetricsFile:
-    """`metrics.jsonl`: a JSON object with its checksum per line, flushed at once.
+@contextmanager
+def tracked(recipe: Recipe, out: Path, resume_step: int) -> Iterator[Log]:
+    """Yield a function that logs a record to `metrics.jsonl`, flushed at once, and to every tracker of the recipe.
 
     A run that resumes cuts the file back to the checkpoint.
     """
+    path, modules = out / "metrics.jsonl", check_trackers(recipe.train.trackers)
+    lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
+    write_text(path, "".join(f"{line}\n" for line in lines))
+    with path.open("a") as file, ExitStack() as stack:
+        runs: list[Any] = []  # of trackio and wandb, which share one interface
+        writers: list[Any] = []  # of TensorBoard
+        for name, module in modules.items():
+            if name == "tensorboard":
+                writers.append(module.SummaryWriter(out / "tensorboard"))
+                stack.callback(writers[-1].close)
+            else:
+                runs.append(module.init(project="mentalese", name=str(out), config=recipe.to_dict()))
+                stack.callback(runs[-1].finish)
 
-    def __init__(self, path: Path, resume_step: int) -> None:
-        lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
-        write_text(path, "".join(f"{line}\n" for line in lines))
-        self.file = path.open("a")
+        def log(record: Record) -> None:
+            file.write(json.dumps(sealed(record)) + "\n")
+            file.flush()
+            numbers = _numbers(record)
+            for run in runs:
+                run.log(numbers, step=record["step"])
+            for writer in writers:
+                for name, value in numbers.items():
+                    writer.add_scalar(name, value, record["step"])
 
-    def log(self, metrics: dict[str, Any]) -> None:
-        self.file.write(json.dumps(sealed(metrics)) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        self.file.close()
+        yield log
 
 
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
+    modules = {}
+    for name in names:
+        if name not in _MODULES:
+            raise InputError(f"train.trackers: no tracker is called {name!r}{nearest(name, _MODULES)}")
+        try:
+            modules[name] = importlib.import_module(_MODULES[name])
+        except ImportError as error:
+            raise InputError(
+                f"train.trackers names {name!r}, which is not installed: {install_command(name)}"
+            ) from error
+    return modules
+
+
+def _numbers(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of a record by name; those of a validation as `validation/NAME`."""
+    numbers: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            numbers |= _numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            numbers[prefix + name] = value
+    return numbers
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """Return all records of a `metrics.jsonl`, in order; raise `InputError` if one has changed since it was written."""
+    return [record for _, record in _lines(path)]
+
+
+def _lines(path: Path) -> list[tuple[str, Record]]:
     """Return the lines of a metrics file and their records; a last line that a killed run left half-written is dropped.
 
     Raises:
@@ -59,72 +143,3 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         place = f"{path}, line {number}," if number else str(path)
         raise InputError(f"{place} cannot be read ({error}): use an intact copy, or remove that line") from error
     return lines
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return all records of a `metrics.jsonl`, in order; raise `InputError` if one has changed since it was written."""
-    return [record for _, record in _lines(path)]
-
-
-class _RunTracker:
-    """`wandb` and `trackio`, which share one interface."""
-
-    def __init__(self, module: Any, recipe: Recipe, out: Path) -> None:
-        self.run = module.init(project="mentalese", name=str(out), config=recipe.to_dict())
-
-    def log(self, metrics: dict[str, Any]) -> None:
-        self.run.log(_flat(metrics), step=metrics["step"])
-
-    def close(self) -> None:
-        self.run.finish()
-
-
-class _TensorBoard:
-    def __init__(self, module: Any, recipe: Recipe, out: Path) -> None:
-        self.writer = module.SummaryWriter(out / "tensorboard")
-
-    def log(self, metrics: dict[str, Any]) -> None:
-        for name, value in _flat(metrics).items():
-            self.writer.add_scalar(name, value, metrics["step"])
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-_TRACKERS: dict[str, tuple[str, Any]] = {
-    "trackio": ("trackio", _RunTracker),
-    "wandb": ("wandb", _RunTracker),
-    "tensorboard": ("torch.utils.tensorboard", _TensorBoard),
-}
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            flat[prefix + name] = value
-    return flat
-
-
-def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
-    modules = {}
-    for name in names:
-        if name not in _TRACKERS:
-            raise InputError(f"train.trackers: no tracker is called {name!r}{nearest(name, _TRACKERS)}")
-        try:
-            modules[name] = importlib.import_module(_TRACKERS[name][0])
-        except ImportError as error:
-            raise InputError(
-                f"train.trackers names {name!r}, which is not installed: {install_command(name)}"
-            ) from error
-    return modules
-
-
-def open_trackers(recipe: Recipe, out: Path, resume_step: int) -> list[Tracker]:
-    """Return the metrics file and every tracker of the recipe."""
-    modules = check_trackers(recipe.train.trackers)
-    named = [_TRACKERS[name][1](module, recipe, out) for name, module in modules.items()]
-    return [MetricsFile(out / "metrics.jsonl", resume_step), *named]
