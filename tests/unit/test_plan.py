@@ -342,7 +342,7 @@ def test_clocks_count_what_the_batches_hold(shape: dict[str, Any]) -> None:
     tokens = sentence_steps = 0
     for step in range(25):
         position = plan.position(step)
-        assert (position.step, position.tokens, position.sentence_steps) == (step, tokens, sentence_steps)
+        assert (position.tokens, position.sentence_steps) == (tokens, sentence_steps)
         batch = plan.batch(step)
         tokens += len(lexical(targets([batch])))
         sentence_steps += most_sentences(batch) if shape["kind"] == "sentence_streams" else 1
@@ -453,12 +453,12 @@ def test_a_run_that_ends_before_its_phases_begin_says_so() -> None:
         (epoch, r"before 2 of its 2 phases begin, from epochs 1 \(max_sentences=8\) on"),
         (epoch + 1, r"before 1 of its 2 phases begins, from epochs 2 \(max_sentences=12, dropout=0\.5\)"),
     ):
-        remark = make_plan(BOOK, phases=phases, train=TrainConfig(steps=steps), **SHAPES[2]).cut_short()
-        assert re.search(says, remark or "")
-    assert make_plan(BOOK, phases=phases, train=TrainConfig(epochs=3), **SHAPES[2]).cut_short() is None
+        [remark] = make_plan(BOOK, phases=phases, train=TrainConfig(steps=steps), **SHAPES[2]).remarks()
+        assert re.search(says, remark)
+    assert not make_plan(BOOK, phases=phases, train=TrainConfig(epochs=3), **SHAPES[2]).remarks()
     late = (Phase(start=5, model={"dropout": 0.5}),)
-    assert make_plan(BOOK, phases=late, train=TrainConfig(steps=5), **SHAPES[2]).cut_short() is not None
-    assert make_plan(BOOK, phases=late, train=TrainConfig(steps=6), **SHAPES[2]).cut_short() is None
+    assert make_plan(BOOK, phases=late, train=TrainConfig(steps=5), **SHAPES[2]).remarks()
+    assert not make_plan(BOOK, phases=late, train=TrainConfig(steps=6), **SHAPES[2]).remarks()
 
 
 def test_a_pair_is_a_ramp_from_the_phases_start_to_the_end_of_the_run() -> None:

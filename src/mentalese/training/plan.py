@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,34 +28,12 @@ MOST_EPOCHS = 1_000_000
 """Epochs of a run, whose batches are counted before it starts."""
 
 
-@dataclass(frozen=True)
-class Epoch:
+class _Epoch(NamedTuple):
     """Rows of an epoch's batches: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
 
     rows: Rows
     order: np.ndarray
     bounds: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def clocks(self, split: Split, layout: Layout) -> np.ndarray:
-        """Return lexical target tokens and sentence steps before each batch and after the last, int64 [batches + 1, 2].
-
-        A sentence step is one sentence position processed across the batch (Thought Gestalt, appendix C); a flat
-        batch is one step.
-        """
-        rows = self.rows[self.order]
-        tokens = np.add.reduceat(rows.lexical_targets(split), self.bounds[:-1])
-        steps = np.maximum.reduceat(layout.passes(rows), self.bounds[:-1])
-        return np.concatenate([[(0, 0)], np.cumsum(np.stack([tokens, steps], axis=1), axis=0)])
-
-
-def pack_epoch(split: Split, layout: Layout, seed: int, epoch: int) -> Epoch:
-    """Return an epoch's batches; a pure function of its arguments."""
-    generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, epoch]))
-    rows = layout.training_rows(split, generator)
-    return Epoch(rows, *layout.pack(rows, split, generator))
 
 
 @dataclass(frozen=True)
@@ -65,12 +44,11 @@ class Position:
         epoch, index: batch `index` of epoch `epoch` comes next.
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
-            count 1.
+            count 1 (Thought Gestalt, appendix C).
         progress: 0 to 1, or to `train.schedule_share`, in steps if the run's length is set in steps, else in tokens, so
             that a change of batches does not make a schedule jump.
     """
 
-    step: int
     epoch: int
     index: int
     tokens: int
@@ -101,20 +79,21 @@ class Plan:
         self.recipe, self.tokenizer = recipe, tokenizer
         self._check(world_size)
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
-        self._clocks: list[np.ndarray] = []  # of each epoch that is counted: [batches + 1, 2]
-        self._counted = np.zeros(2, dtype=np.int64)  # tokens and sentence steps of all of them
+        self._tokens, self._sentence_steps = array("q", [0]), array("q", [0])  # before each step that is counted
         self._epoch = lru_cache(maxsize=2)(self._build)
         self._phase_starts: dict[int, float] = {}
-        self._extend()
+        self._count_epoch()
         self._check_epochs()
         self.total_steps = self._count_steps()
-        self._total_tokens = 0 if recipe.train.steps is not None else self._clock(self.total_steps, "tokens")
 
     def position(self, step: int) -> Position:
-        epoch, index, (tokens, sentence_steps) = self._locate(step)
-        done = step / self.total_steps if self.recipe.train.steps is not None else tokens / self._total_tokens
-        progress = min(float(done), 1.0) * self.recipe.train.schedule_share
-        return Position(step, epoch, index, int(tokens), int(sentence_steps), progress)
+        epoch = self._epoch_of(step)
+        tokens, total = step, self.total_steps
+        if self.recipe.train.steps is None:
+            tokens, total = self._tokens[step], self._tokens[self.total_steps]
+        progress = min(tokens / total, 1.0) * self.recipe.train.schedule_share
+        index = step - self._first_steps[epoch]
+        return Position(epoch, index, self._tokens[step], self._sentence_steps[step], progress)
 
     @property
     def schedule_steps(self) -> int:
@@ -133,8 +112,8 @@ class Plan:
             What `Layout.assemble` makes: `input_ids`, `labels` int64 [rows, length], `attention_mask` if rows are
             padded, and whatever else the layout adds.
         """
-        number, index, _ = self._locate(step)
-        epoch = self._epoch(number)
+        number = self._epoch_of(step)
+        epoch, index = self._epoch(number), step - self._first_steps[number]
         everything = epoch.order[epoch.bounds[index] : epoch.bounds[index + 1]]
         share = everything[rank + world_size * micro :: world_size * self.recipe.train.gradient_accumulation_steps]
         chosen = share if len(share) else everything[-1:]
@@ -155,7 +134,7 @@ class Plan:
 
     def layout(self, step: int) -> Layout:
         """Return the layout at a step."""
-        return self._layout_of(self._locate(step)[0])
+        return self._layout_of(self._epoch_of(step))
 
     def text_read(self) -> dict[str, int]:
         """Return the numbers of tokens and documents that the run trains on, and of all documents.
@@ -170,50 +149,20 @@ class Plan:
             "available_documents": self.available_documents,
         }
 
-    def unread(self) -> str | None:
-        """Return the remark that the run trains on some of the documents only, if it does."""
-        read, available = len(self.split.document_bytes), self.available_documents
-        if read == available:
-            return None
-        return (
-            f"the run trains on the first {read:,} of {available:,} documents (data.train_tokens is "
-            f"{self.recipe.data.train_tokens:,}); for all of them set data.train_tokens=none"
-        )
-
-    def cut_short(self) -> str | None:
-        """Return the remark that the run ends before some of its phases begin, if it does."""
-        last = self.total_steps - 1
-        epoch_start = self._first_steps[self._locate(last)[0]]
-        late = [
-            phase
-            for phase in self.recipe.phases
-            if self._clock(epoch_start if phase.layout else last, phase.clock) < phase.start
-        ]
-        if not late:
-            return None
-        changes = ", ".join(f"{name}={value}" for name, value in (late[0].layout | late[0].model).items())
-        begin = "begins" if len(late) == 1 else "begin"
-        return (
-            f"the run ends before {len(late)} of its {len(self.recipe.phases)} phases {begin}, from {late[0].clock} "
-            f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
-        )
-
     def is_validation(self, step: int) -> bool:
         """Return True every `eval_every` steps, at each epoch's end, and at the end of the run."""
         every = self.recipe.train.eval_every
         if step == self.total_steps:
             return True
-        if every is not None:
-            return step % every == 0
-        return self.position(step).epoch > self.position(step - 1).epoch
+        return step % every == 0 if every is not None else self._epoch_of(step) > self._epoch_of(step - 1)
 
     def validations(self) -> int:
         """Return the number of validations, if the run does not end early."""
         every, last = self.recipe.train.eval_every, self.total_steps
         if every is not None:
             return -(-last // every)
-        ends = self.position(last).epoch
-        return ends + (self.position(last - 1).epoch == ends)
+        ends = self._epoch_of(last)
+        return ends + (self._epoch_of(last - 1) == ends)
 
     def without_steps(self) -> int:
         """Count the training questions without steps, of a layout that reads steps."""
@@ -221,11 +170,26 @@ class Plan:
 
     def remarks(self) -> list[str]:
         """Return remarks for before the run: unused parts of its text and recipe, and missing data."""
-        remarks = [remark for remark in (self.unread(), self.cut_short()) if remark is not None]
+        phases, documents, last = self.recipe.phases, len(self.split.document_bytes), self.total_steps - 1
+        epoch_start = self._first_steps[self._epoch_of(last)]
+        remarks = []
+        if documents < self.available_documents:
+            remarks.append(
+                f"the run trains on the first {documents:,} of {self.available_documents:,} documents "
+                f"(data.train_tokens is {self.recipe.data.train_tokens:,}); for all of them set data.train_tokens=none"
+            )
+        late = [p for p in phases if self._clock(epoch_start if p.layout else last, p.clock) < p.start]
+        if late:
+            changes = ", ".join(f"{name}={value}" for name, value in (late[0].layout | late[0].model).items())
+            begin = "begins" if len(late) == 1 else "begin"
+            remarks.append(
+                f"the run ends before {len(late)} of its {len(phases)} phases {begin}, from {late[0].clock} "
+                f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
+            )
         if (share := self.recipe.train.schedule_share) < 1:
             remarks.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")
         if count := self.without_steps():
-            remarks.append(f"{count:,} of {len(self.split.document_bytes):,} training questions have no steps")
+            remarks.append(f"{count:,} of {documents:,} training questions have no steps")
         return remarks
 
     def reset_optimizer(self, step: int) -> bool:
@@ -251,10 +215,8 @@ class Plan:
 
     def _check_epochs(self) -> None:
         """Refuse a run of more epochs, each like the first one, than can be counted."""
-        train = self.recipe.train
-        of_epoch = {"steps": self._first_steps[1], "epochs": 1, "tokens": int(self._counted[0])}
-        for name, each in of_epoch.items():
-            length = getattr(train, name)
+        for name, each in {"steps": self._first_steps[1], "epochs": 1, "tokens": self._tokens[-1]}.items():
+            length = getattr(self.recipe.train, name)
             if length is not None and length > MOST_EPOCHS * each:
                 raise InputError(
                     f"train.{name} is {length}, and the text has {each:,} in an epoch: set at most {MOST_EPOCHS:,} "
@@ -265,42 +227,48 @@ class Plan:
         train = self.recipe.train
         if train.steps is not None:
             return train.steps
-        if train.epochs is not None:
-            whole, part = divmod(train.epochs, 1)
-            while len(self._clocks) < train.epochs:
-                self._extend()
-            batches = len(self._clocks[int(whole)]) - 1 if part else 0
-            return max(1, self._first_steps[int(whole)] + round(part * batches))
-        assert train.tokens is not None
-        while self._counted[0] < train.tokens:
-            self._extend()
-        return self._first_steps[-2] + int(np.searchsorted(self._clocks[-1][:, 0], train.tokens))
+        if train.tokens is not None:
+            while self._tokens[-1] < train.tokens:
+                self._count_epoch()
+            return bisect_left(self._tokens, train.tokens)
+        whole, part = divmod(train.epochs or 0, 1)
+        while len(self._first_steps) - 1 < (train.epochs or 0):
+            self._count_epoch()
+        first = self._first_steps[int(whole)]
+        batches = self._first_steps[int(whole) + 1] - first if part else 0
+        return max(1, first + round(part * batches))
 
-    def _build(self, epoch: int) -> Epoch:
-        return pack_epoch(self.split, self._layout_of(epoch), self.recipe.train.seed, epoch)
+    def _build(self, number: int) -> _Epoch:
+        """Return an epoch's batches, a pure function of the recipe and the number."""
+        layout, seed = self._layout_of(number), self.recipe.train.seed
+        generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, number]))
+        rows = layout.training_rows(self.split, generator)
+        return _Epoch(rows, *layout.pack(rows, self.split, generator))
 
-    def _extend(self) -> None:
+    def _count_epoch(self) -> None:
         """Count one more epoch."""
-        epoch = self._epoch(len(self._clocks))
-        self._clocks.append(self._counted + epoch.clocks(self.split, self.recipe.layout))
-        self._counted = self._clocks[-1][-1]
-        self._first_steps.append(self._first_steps[-1] + len(epoch))
+        epoch = self._epoch(len(self._first_steps) - 1)
+        rows, starts = epoch.rows[epoch.order], epoch.bounds[:-1]
+        tokens = np.add.reduceat(rows.lexical_targets(self.split), starts)
+        steps = np.maximum.reduceat(self.recipe.layout.passes(rows), starts)
+        for clock, counts in ((self._tokens, tokens), (self._sentence_steps, steps)):
+            clock.extend((clock[-1] + np.cumsum(counts, dtype=np.int64)).tolist())
+        self._first_steps.append(self._first_steps[-1] + len(starts))
 
-    def _locate(self, step: int) -> tuple[int, int, np.ndarray]:
-        """Return epoch, index in it, (tokens, sentence steps); an epoch's end is the next one's start."""
+    def _epoch_of(self, step: int) -> int:
+        """Return the epoch of a step; an epoch's end is the next one's start."""
         while self._first_steps[-1] < step:
-            self._extend()
-        epoch = bisect_right(self._first_steps, step) - 1
-        index = step - self._first_steps[epoch]
-        return epoch, index, self._clocks[epoch][index] if epoch < len(self._clocks) else self._counted
+            self._count_epoch()
+        return bisect_right(self._first_steps, step) - 1
 
     def _clock(self, step: int, clock: Clock) -> float:
         if clock == "steps":
             return step
-        epoch, index, (tokens, sentence_steps) = self._locate(step)
+        epoch = self._epoch_of(step)
         if clock == "epochs":
-            return epoch + (index / (len(self._clocks[epoch]) - 1) if index else 0)
-        return int(tokens if clock == "tokens" else sentence_steps)
+            first = self._first_steps[epoch]
+            return epoch + ((step - first) / (self._first_steps[epoch + 1] - first) if step > first else 0)
+        return self._tokens[step] if clock == "tokens" else self._sentence_steps[step]
 
     def _layout_of(self, epoch: int) -> Layout:
         """Return the layout of an epoch: phases take effect at the first epoch that begins at or after their start."""
