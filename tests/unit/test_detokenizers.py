@@ -113,8 +113,6 @@ def test_a_store_holds_the_running_text_and_counts_its_bytes(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_detokenised_is_refused() -> None:
-    with pytest.raises(InputError, match=r"data.detokenizer is 'wikitxt': no such format; did you mean 'wikitext'"):
-        open_source("file:nowhere", detokenizer="wikitxt")
     with pytest.raises(InputError, match=r"data.detokenizer is 'ptb': .* contains questions, leave it out"):
         open_source("builtin:arithmetic", detokenizer="ptb")
 

@@ -294,9 +294,7 @@ def test_a_folder_without_train_has_its_other_splits(tmp_path: Path) -> None:
 
 def test_names_of_splits_may_follow_one_prefix(tmp_path: Path) -> None:
     def found() -> dict[str, list[str]]:
-        return {
-            split: [path.name for path in paths] for split, paths in find_files(tmp_path, (".jsonl",)).by_split.items()
-        }
+        return {split: [path.name for path in paths] for split, paths in find_files(tmp_path, (".jsonl",))[0].items()}
 
     for name in ("set_train.jsonl", "set_val.jsonl", "set-test-2024.jsonl", "notes.jsonl", "latest.jsonl"):
         jsonl(tmp_path / name, numbered(1))
@@ -324,7 +322,7 @@ def test_a_file_in_two_kinds_is_not_read_twice(other: str, tmp_path: Path) -> No
 def test_a_folder_named_like_a_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "train.txt").mkdir()
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": LONG}) + "\n")
-    assert find_files(tmp_path, (".txt", ".jsonl")).by_split == {"train": [tmp_path / "train.jsonl"]}
+    assert find_files(tmp_path, (".txt", ".jsonl"))[0] == {"train": [tmp_path / "train.jsonl"]}
 
 
 def test_a_number_of_too_many_digits_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from mentalese.data.documents import SPLITS
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import open_source
-from mentalese.data.store import open_store, prepare, report, tokenizer_name
+from mentalese.data.store import before_preparing, open_store, prepare, report
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
 from mentalese.files import whole_folder
 from mentalese.training.loop import Run
@@ -107,8 +107,11 @@ def test_a_prepared_folder_is_a_source(config: DataConfig, prepared: Path) -> No
 
 
 def test_a_prepared_folder_names_its_own_tokenizer(config: DataConfig, prepared: Path) -> None:
-    assert tokenizer_name(dataclasses.replace(config, source=f"store:{prepared}", tokenizer="bpe:999")) == "bpe:512"
-    assert tokenizer_name(dataclasses.replace(config, tokenizer="bpe:999")) == "bpe:999"
+    assert (
+        before_preparing(dataclasses.replace(config, source=f"store:{prepared}", tokenizer="bpe:999")).tokenizer
+        == "bpe:512"
+    )
+    assert before_preparing(dataclasses.replace(config, tokenizer="bpe:999")).tokenizer == "bpe:999"
 
 
 def test_every_cut_or_flipped_byte_is_noticed(prepared: Path) -> None:

@@ -23,7 +23,7 @@ from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comp
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
 from mentalese.compare.report import write_report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
-from mentalese.data.store import prepare, tokenizer_name
+from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
@@ -128,7 +128,7 @@ def compare(
 
     comparison = Comparison(
         source=final_recipes[0].data.source,
-        tokenizer=tokenizer_name(final_recipes[0].data),
+        tokenizer=before_preparing(final_recipes[0].data).tokenizer,
         rows=_rows(final_recipes, results, out),
         match=matched,
         seeds=seeds,

@@ -10,9 +10,9 @@ import ast
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from mentalese.data.arithmetic import arithmetic
 from mentalese.data.documents import SPLITS, Document, Kind, Reader
@@ -26,8 +26,7 @@ MIN_WORDS = 100
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "turtledemo", "lib2to3", "site-packages", "dist-packages"}
 
 
-@dataclass(frozen=True)
-class Builtin:
+class Builtin(NamedTuple):
     """A built-in source: a line for `mentalese list`, the kind of its documents, and a function that returns them."""
 
     description: str

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-from mentalese.errors import nearest, require
-
 # Quotes of the Penn Treebank, which open with ` and close with ', and typographic quotes.
 _QUOTES = [
     (r"`` ?| ?''|[“”]", '"'),
@@ -54,9 +52,3 @@ def detokenize(text: str, name: str) -> str:
     for pattern, new in DETOKENIZERS[name]:
         text = pattern.sub(new, text)
     return text
-
-
-def check_detokenizer(name: str) -> None:
-    """Raise `InputError` if no format has this name."""
-    remedy = f"no such format{nearest(name, DETOKENIZERS)} (known: {', '.join(DETOKENIZERS)})"
-    require(name in DETOKENIZERS, "data.detokenizer", name, remedy)

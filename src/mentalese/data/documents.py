@@ -71,58 +71,52 @@ class Source:
         *,
         held_out: float = HELD_OUT,
     ) -> None:
-        self.name, self.kind, self._readers, self.remarks = name, kind, readers, remarks
+        self.name, self.kind, self.remarks = name, kind, remarks
+        self._readers = {split: readers[split] for split in SPLITS if split in readers}
         digest = hashlib.sha256(f"{VERSION} {kind}".encode())
-        scans = {split: _scan(name, split, readers[split], digest) for split in SPLITS if split in readers}
-        keys = {split: scan.keys for split, scan in scans.items()}
-        questions = {split: scan.questions for split, scan in scans.items()}
-        if kind == "records" and _distinct(questions) < _distinct(keys):
+        scans = [_scan(name, split, reader, digest) for split, reader in self._readers.items()]
+        keys, questions, sizes = map(np.concatenate, zip(*scans))
+        if kind == "records" and len(np.unique(questions)) < len(np.unique(keys)):
             keys = questions
             digest.update(b"by question")
         if held_out != HELD_OUT:
             digest.update(f"held out {held_out}".encode())
-        self.fingerprint = digest.hexdigest()
-        self.count = sum(map(len, keys.values()))
-        self.splits = SPLITS if "train" in readers else tuple(keys)
+        self.fingerprint, self.count = digest.hexdigest(), len(keys)
+        self.splits = SPLITS if "train" in readers else tuple(self._readers)
 
-        # For each document, the number of its split, or the reason that it has none.
-        self._owner = {
-            split: np.where(scan.sizes == 0, _EMPTY, SPLITS.index(split)).astype(np.int8)
-            for split, scan in scans.items()
-        }
+        # For each document, the number of the split that it was read from, and of its split, or why it has none.
+        numbers = {split: SPLITS.index(split) for split in self._readers}
+        self._origin = np.repeat(np.array([*numbers.values()], dtype=np.int8), [len(scan[0]) for scan in scans])
+        self._split = np.where(sizes == 0, _EMPTY, self._origin).astype(np.int8)
         for split, later in (("validation", "test"), ("train", "validation"), ("train", "test")):
-            if split in keys and later in keys:
-                owner = self._owner[split]
-                owner[(owner >= 0) & np.isin(keys[split], keys[later])] = _DUPLICATE
-        missing = [split for split in ("test", "validation") if split in self.splits and split not in keys]
+            if split in numbers and later in numbers:
+                copies = np.isin(keys, keys[self._origin == numbers[later]])
+                self._split[(self._split == numbers[split]) & copies] = _DUPLICATE
+        missing = [split for split in ("test", "validation") if split in self.splits and split not in readers]
         if missing:
+            train = slice(len(scans[0][0]))
             hold_out = _hold_out_last if held_out >= 1 else _hold_out_share
-            hold_out(keys["train"], self._owner["train"], missing, held_out / 2)
+            hold_out(keys[train], self._split[train], missing, held_out / 2)
         else:
             require(held_out == HELD_OUT, "data.held_out", held_out, f"{name} has splits of its own, remove it")
 
-        self._sizes = dict.fromkeys(self.splits, 0)
-        for split in self.splits:
-            owned = {source: owner == SPLITS.index(split) for source, owner in self._owner.items()}
-            self._sizes[split] = sum(int(scans[source].sizes[mask].sum()) for source, mask in owned.items())
+        self._sizes = {split: int(sizes[self._split == SPLITS.index(split)].sum()) for split in self.splits}
         if lacking := [split for split, size in self._sizes.items() if not size]:
             other = "" if held_out == HELD_OUT else f", or another data.held_out than {held_out:g}"
             problem = f"has no document left for {' and '.join(lacking)}, of {self.count:,} with empty ones and copies"
             raise InputError(f"{name} {problem if self.count else 'is empty'}: use more documents{other}")
-        self.dropped = {split: int((owner == _DUPLICATE).sum()) for split, owner in self._owner.items()}
-        self.empty = {split: int((owner == _EMPTY).sum()) for split, owner in self._owner.items()}
+        self.dropped, self.empty = (
+            {split: int((self._split[self._origin == number] == reason).sum()) for split, number in numbers.items()}
+            for reason in (_DUPLICATE, _EMPTY)
+        )
 
     def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split in the source's order, read as one goes.
-
-        Raises:
-            InputError: the source has no such split.
-        """
-        self.size(split)  # checks
-        number = SPLITS.index(split)
-        for source, owner in self._owner.items():
-            if (owner == number).any():
-                yield from (document for document, place in zip(self._readers[source](), owner) if place == number)
+        """Yield the documents of a split in the source's order; raise `InputError` as `size` does."""
+        self.size(split)
+        for origin, reader in self._readers.items():
+            chosen = self._split[self._origin == SPLITS.index(origin)] == SPLITS.index(split)
+            if chosen.any():
+                yield from (document for document, is_chosen in zip(reader(), chosen) if is_chosen)
 
     def size(self, split: str) -> int:
         """Return the UTF-8 bytes of the split's text; raise `InputError` if the source has no such split."""
@@ -131,17 +125,12 @@ class Source:
         return self._sizes[split]
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones."""
+def _scan(name: str, split: str, reader: Reader, digest: hashlib._Hash) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read a split once; every document goes into `digest`.
 
-    keys: np.ndarray
-    questions: np.ndarray
-    sizes: np.ndarray
-
-
-def _scan(name: str, split: str, reader: Reader, digest: hashlib._Hash) -> _Scan:
-    """Read a split once; every document goes into `digest`."""
+    Returns:
+        64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones.
+    """
     keys, questions, sizes = array("Q"), array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():
@@ -158,11 +147,7 @@ def _scan(name: str, split: str, reader: Reader, digest: hashlib._Hash) -> _Scan
         keys.append(int.from_bytes(whole[:8], "big"))
         questions.append(int.from_bytes(first[:8], "big"))
         sizes.append(len(text) if document.text.strip() else 0)
-    return _Scan(*(np.array(values, dtype=np.uint64) for values in (keys, questions, sizes)))
-
-
-def _distinct(keys: dict[str, np.ndarray]) -> int:
-    return len(np.unique(np.concatenate(list(keys.values()))))
+    return np.array(keys), np.array(questions), np.array(sizes)
 
 
 def _hold_out_share(keys: np.ndarray, owner: np.ndarray, missing: Sequence[str], share: float) -> None:

@@ -11,7 +11,7 @@ import torch
 from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
-from mentalese.data.rows import Rows, as_arrays
+from mentalese.data.rows import Rows
 from mentalese.data.split import Split
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def evaluation_batches(
     Raises:
         InputError: from `Layout.evaluation_rows` and `Layout.special_ids`, at the call.
     """
-    split, _, places = _drawn(as_arrays(split), evaluation)
+    split, _, places = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
     layout.check_evaluation(evaluation)
     rows = layout.evaluation_rows(split, evaluation)
@@ -78,7 +78,7 @@ def question_batches(
     Raises:
         InputError: from `Layout.question_rows` and `Layout.special_ids`, at the call.
     """
-    split, numbers, _ = _drawn(as_arrays(split), evaluation)
+    split, numbers, _ = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
     rows = layout.question_rows(split, evaluation)
 

@@ -12,9 +12,8 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,24 +42,11 @@ _PIECE = 1_000_000  # characters of a line that are read at once
 # -- finding files -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SplitFiles:
-    """The files of a source, sorted.
-
-    Attributes:
-        by_split: the files of each split that has files.
-        divided: splits follow from the names of files or folders; otherwise all files are train.
-    """
-
-    by_split: dict[str, list[Path]]
-    divided: bool
-
-    @property
-    def files(self) -> list[Path]:
-        return list(chain.from_iterable(self.by_split.values()))
+Files = dict[str, list[Path]]
+"""Sorted files by split."""
 
 
-def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
+def find_files(path: Path, *kinds: tuple[str, ...]) -> tuple[Files, bool]:
     """Find the files of each split in a folder and its sub-folders, except hidden files.
 
     A name begins with the name of its split (`train-00000.parquet`). Only in a folder without such names it may follow
@@ -70,17 +56,25 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> SplitFiles:
     Args:
         kinds: endings of names; only files of the first kind that occurs are returned.
 
+    Returns:
+        The files by split, and true if splits follow from names; otherwise all files are train.
+
     Raises:
         InputError: there is no file of these kinds, or the same file in two kinds.
     """
     if os.path.isfile(path) and path.name.endswith(tuple(chain.from_iterable(kinds))):  # noqa: PTH113
-        return SplitFiles({"train": [path]}, divided=False)
+        return {"train": [path]}, False
     for suffixes in kinds:  # without reading sub-folders, which may be large
         if by_name := _by_name(path, _list_files(path, "*", suffixes)):
-            return _checked(SplitFiles(by_name, divided=True), suffixes)
+            _check_once(by_name, suffixes)
+            return by_name, True
     for suffixes in kinds:
         if files := _list_files(path, "**", suffixes):
-            return _checked(_group(path, files), suffixes)
+            by_split = _by_split(path, files)
+            all_files = [file for file in files if file.stat().st_size] or files
+            found = by_split or {"train": all_files}
+            _check_once(found, suffixes)
+            return found, bool(by_split)
     problem = "has no file of a known kind" if os.path.exists(path) else "does not exist"  # noqa: PTH110
     raise InputError(f"{path} {problem}: use files of {', '.join(chain.from_iterable(kinds))}, or a folder of them")
 
@@ -91,29 +85,34 @@ def _list_files(folder: Path, pattern: str, suffixes: tuple[str, ...]) -> list[P
     return sorted(folder / name for name in names if name.endswith(suffixes) and (folder / name).is_file())
 
 
-def _group(folder: Path, files: list[Path]) -> SplitFiles:
+def _check_once(by_split: Files, suffixes: tuple[str, ...]) -> None:
+    """Raise `InputError` for the same file in two kinds."""
+    names: dict[str, Path] = {}
+    for file in chain.from_iterable(by_split.values()):
+        suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
+        if (other := names.setdefault(str(file).removesuffix(suffix), file)) != file:
+            raise InputError(f"{file.parent} has {other.name} and {file.name}, one text in two kinds: keep one of them")
+
+
+def _by_split(folder: Path, files: list[Path]) -> Files:
+    """Group files by their names or their sub-folders, inside the only sub-folder if there is only one."""
     while len(names := {file.relative_to(folder).parts[0] for file in files}) == 1:
         [only] = names
         if only in _SPLITS or not (folder / only).is_dir():
             break
         folder /= only
-    if by_split := _by_name(folder, files) or _by_folder(folder, files):
-        return SplitFiles(by_split, divided=True)
-    return SplitFiles({"train": [file for file in files if file.stat().st_size] or files}, divided=False)
+    if by_name := _by_name(folder, files):
+        return by_name
+    by_folder: Files = {}
+    for file in files:
+        if split := _SPLITS.get(file.relative_to(folder).parts[0]):
+            by_folder.setdefault(split, []).append(file)
+    return by_folder
 
 
-def _checked(content: SplitFiles, suffixes: tuple[str, ...]) -> SplitFiles:
-    names: dict[str, Path] = {}
-    for file in content.files:
-        suffix = next(suffix for suffix in suffixes if file.name.endswith(suffix))
-        if (other := names.setdefault(str(file).removesuffix(suffix), file)) != file:
-            raise InputError(f"{file.parent} has {other.name} and {file.name}, one text in two kinds: keep one of them")
-    return content
-
-
-def _by_name(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
+def _by_name(folder: Path, files: list[Path]) -> Files:
     """Group the files that are directly in the folder and called like a split."""
-    by_prefix: dict[str, dict[str, list[Path]]] = {}
+    by_prefix: dict[str, Files] = {}
     for file in files:
         if file.parent == folder and (match := _SPLIT_FILE.fullmatch(file.name)):
             by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
@@ -121,15 +120,6 @@ def _by_name(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
         sets = ", ".join(sorted(by_prefix))
         raise InputError(f"{folder} contains files of several sets ({sets}): put each in a folder of its own")
     return by_prefix.get("") or next(iter(by_prefix.values()), {})
-
-
-def _by_folder(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    """Group the files in sub-folders that are called like a split."""
-    by_split: dict[str, list[Path]] = {}
-    for file in files:
-        if split := _SPLITS.get(file.relative_to(folder).parts[0]):
-            by_split.setdefault(split, []).append(file)
-    return by_split
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -173,33 +163,41 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def find_rows(path: Path, *kinds: tuple[str, ...]) -> dict[str, list[RowReader]]:
+def find_rows(path: Path, *kinds: tuple[str, ...]) -> dict[str, RowReader]:
     """Return readers of the files that `find_files` finds; of a text each line is a row with the column `text`.
 
     A zip is CLUTRR's: all `*_train.csv` in it are train, all `*_test.csv` test.
     """
-    by_split = find_files(path, *kinds).by_split
+    by_split, _ = find_files(path, *kinds)
+    tables: Mapping[str, Sequence[Path | zipfile.Path]] = by_split
     if kinds == (ZIP,):
-        return _rows_in_zip(by_split["train"][0])
-    readers = {"jsonl": read_json_lines, "json": _read_json, "csv": _read_table, "tsv": _read_table}
-    readers |= {"parquet": _read_parquet, "txt": _read_text_lines}
-    return {
-        split: [partial(readers[file.name.removesuffix(".gz").rpartition(".")[2]], file) for file in files]
-        for split, files in by_split.items()
-    }
+        tables = _tables_in_zip(by_split["train"][0])
+    return {split: partial(_read_rows, files) for split, files in tables.items()}
 
 
-def _rows_in_zip(path: Path) -> dict[str, list[RowReader]]:
-    rows: dict[str, list[RowReader]] = {"train": [], "test": []}
+def _tables_in_zip(path: Path) -> dict[str, list[zipfile.Path]]:
     with _reading(lambda: str(path), "use the zip of a CLUTRR task, as it was published"):
         archive = zipfile.Path(path)
-        for name in sorted(archive.root.namelist()):
-            for split in rows:
-                if name.endswith(f"_{split}.csv"):
-                    rows[split].append(partial(_read_table, archive / name))
-        if not all(rows.values()):
+        names = sorted(archive.root.namelist())
+        tables = {
+            split: [archive / name for name in names if name.endswith(f"_{split}.csv")] for split in ("train", "test")
+        }
+        if not all(tables.values()):
             raise ValueError("it has no *_train.csv, or no *_test.csv")
-    return rows
+    return tables
+
+
+def _read_rows(files: Iterable[Path | zipfile.Path]) -> Iterator[Row]:
+    readers: dict[str, Callable[[Any], Iterator[Row]]] = {
+        "jsonl": read_json_lines,
+        "json": _read_json,
+        "csv": _read_table,
+        "tsv": _read_table,
+        "parquet": _read_parquet,
+        "txt": _read_text_lines,
+    }
+    for file in files:
+        yield from readers[file.name.removesuffix(".gz").rpartition(".")[2]](file)
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -248,7 +246,7 @@ def _read_table(path: Path | zipfile.Path) -> Iterator[Row]:
                 yield f"{path}, line {rows.line_num}", row
 
 
-def _steps(cell: str) -> Any:
+def _steps(cell: str) -> object:
     if cell.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):
             return json.loads(cell)

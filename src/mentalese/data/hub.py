@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from mentalese.data.documents import SPLITS
 from mentalese.data.files import SPLIT_ALIASES, Row, RowReader, read_json_lines
@@ -63,7 +62,7 @@ def _keep(spec: str, folder: Path) -> dict[str, int]:
     try:
         with hub_or_cache("data.source", spec) as reached:
             content = datasets.load_dataset(name, config, split=split, revision=revision, streaming=reached)
-        splits: dict[str, list[Iterable[Mapping[str, Any]]]] = {}
+        splits: dict[str, list[Iterable[Mapping[str, object]]]] = {}
         for title, rows in ({split: content} if split else content).items():
             splits.setdefault(SPLIT_ALIASES.get(title, title), []).append(rows)
         if not set(splits) & set(SPLITS):

@@ -21,7 +21,7 @@ _TEXTUAL = (str, int, float, list, tuple, dict, type(None))
 _READERS: dict[str, dict[str, RowReader]] = {}
 
 
-def as_source(texts: Any) -> str:
+def as_source(texts: object) -> str:
     """Return the name of texts as a source: `DataConfig(source=as_source(texts))`.
 
     Args:
@@ -92,7 +92,7 @@ def _hash(rows: Iterable[Row]) -> str:
     return digest.hexdigest()
 
 
-def _same_rows(split: str, items: Any, content: str) -> Iterator[Row]:
+def _same_rows(split: str, items: object, content: str) -> Iterator[Row]:
     """Yield the rows as they were at the first reading; raise `InputError` if they differ."""
     digest = hashlib.sha256()
     for where, row in _rows(split, items):
@@ -105,7 +105,7 @@ def _same_rows(split: str, items: Any, content: str) -> Iterator[Row]:
         )
 
 
-def text_fields(row: Mapping[str, Any]) -> bytes:
+def text_fields(row: Mapping[str, object]) -> bytes:
     """Return the fields of a row that may be text or an answer, as a line of JSON.
 
     These are strings, numbers, lists and dicts of them, and fields that are missing.

@@ -16,7 +16,8 @@ from mentalese.data.config import DataConfig
 from mentalese.data.documents import line_places, one_line
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.tokenizers import MASK, beginning, continuing, corpus_encoder, special_token_ids
-from mentalese.errors import InputError, require
+from mentalese.errors import require
+from mentalese.values import checked
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,13 +27,11 @@ if TYPE_CHECKING:
 def check_prompts(texts: Sequence[str], *, whole_sentences: bool) -> None:
     """Raise `InputError` for a prompt without text, not in Unicode, or with masks if only whole sentences are read."""
     for index, text in enumerate(texts):
-        require(bool(text.strip()), f"prompts[{index}]", text, "use a prompt with some text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # a terminal's bytes that are not UTF-8
-            raise InputError(f"prompts[{index}] is not Unicode (at character {error.start}): use UTF-8") from None
+        name = f"prompts[{index}]"
+        checked(name, str, text)
+        require(bool(text.strip()), name, text, "use a prompt with some text")
         remedy = f"this model reads whole sentences; remove the mask {MASK}"
-        require(not (whole_sentences and MASK in text), f"prompts[{index}]", text, remedy)
+        require(not (whole_sentences and MASK in text), name, text, remedy)
 
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int) -> Batch:

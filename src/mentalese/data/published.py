@@ -13,15 +13,14 @@ from typing import Any
 from mentalese.data.config import AnswerRuleName
 from mentalese.data.documents import Document, record
 from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, ZIP, Columns
-from mentalese.data.records import EQUATION, answer_text, list_of_texts, read_row, steps_of, with_cot
-from mentalese.errors import InputError
+from mentalese.data.records import EQUATION, RowFormat, answer_text, list_of_texts, steps_of, with_cot
 
 _DECIMALS = re.compile(r"(-?\d+)\.0*")
 _OPTION = re.compile(r"\(?(?P<letter>[A-Z])[).:]\s*(?P<text>.*)", re.DOTALL)
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 
 
-def _number(answer: Any) -> str:
+def _number(answer: object) -> str:
     """Return a number as text, without the commas of thousands and needless decimals: 1,200.0 is 1200."""
     text = answer_text(answer).strip().replace(",", "")
     float(text)  # raises
@@ -143,80 +142,66 @@ def _clutrr(row: Columns) -> Document:
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], row["target"])
 
 
-# -- published sets ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class PublishedSet:
+class PublishedSet(RowFormat):
     """A published set of questions.
 
     Attributes:
-        title: the name of the set, with the paper.
-        rows: the content of its rows, for messages.
-        read: the function that turns a row into a record.
         answer_rule: the rule for the comparison of answers with right ones.
         kinds: endings of its files; only files of the first kind that occurs are read.
         hidden: test for a row without an answer; a split that begins with such a row is left out.
     """
 
-    title: str
-    rows: str
-    read: Callable[[Columns], Document]
     answer_rule: AnswerRuleName = "number"
     kinds: tuple[tuple[str, ...], ...] = (ROW_SUFFIXES,)
     hidden: Callable[[Columns], bool] | None = None
 
-    def record(self, where: str, row: Columns) -> Document:
-        return read_row(where, row, self.read, f"rows of {self.rows}, as {self.title} was published")
-
-    def reads(self, row: Columns) -> bool:
-        try:
-            return bool(self.record("", row))
-        except InputError:
-            return False
+    @classmethod
+    def of(cls, title: str, rows: str, read: Callable[[Columns], Document], **settings: Any) -> PublishedSet:
+        return cls("records", read, f"rows of {rows}, as {title} was published", **settings)
 
 
 _AUG = "Deng et al., Implicit Chain of Thought Reasoning via Knowledge Distillation, 2023"
 PUBLISHED: dict[str, PublishedSet] = {
-    "clutrr": PublishedSet(
+    "clutrr": PublishedSet.of(
         "CLUTRR (Sinha et al., A Diagnostic Benchmark for Inductive Reasoning from Text, 2019)",
         "story, query and target, in the zip of a task",
         _clutrr,
-        "text",
+        answer_rule="text",
         kinds=(ZIP,),
     ),
-    "commonsenseqa": PublishedSet(
+    "commonsenseqa": PublishedSet.of(
         "CommonsenseQA (Talmor et al., 2019)",
         "question, choices and answerKey, or question, cot and answer",
         _commonsenseqa,
-        "choice",
+        answer_rule="choice",
         hidden=lambda row: not (row.get("answerKey") or row.get("answer")),
     ),
-    "gsm8k": PublishedSet(
+    "gsm8k": PublishedSet.of(
         "GSM8K (Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021)",
         "question and answer, a solution in lines and, after ####, a number",
         _gsm8k,
     ),
-    "gsm8k-aug": PublishedSet(
+    "gsm8k-aug": PublishedSet.of(
         f"GSM8K-Aug ({_AUG})",
         "question, steps or cot, and answer, or lines question||<<equation>> <<equation>> #### answer",
         _gsm8k_aug,
         kinds=(TEXT_SUFFIXES, ROW_SUFFIXES),
     ),
-    "gsm8k-aug-nl": PublishedSet(f"GSM8K-Aug-NL ({_AUG})", "question, steps or cot, and answer", _gsm8k_aug),
-    "gsm-hard": PublishedSet("GSM-Hard (Gao et al., PAL, 2022)", "input and target", _gsm_hard),
-    "hotpotqa": PublishedSet(
-        "HotpotQA (Yang et al., 2018)", "question, answer, context and supporting_facts", _hotpotqa, "text"
+    "gsm8k-aug-nl": PublishedSet.of(f"GSM8K-Aug-NL ({_AUG})", "question, steps or cot, and answer", _gsm8k_aug),
+    "gsm-hard": PublishedSet.of("GSM-Hard (Gao et al., PAL, 2022)", "input and target", _gsm_hard),
+    "hotpotqa": PublishedSet.of(
+        "HotpotQA (Yang et al., 2018)", "question, answer, context and supporting_facts", _hotpotqa, answer_rule="text"
     ),
-    "multiarith": PublishedSet(
+    "multiarith": PublishedSet.of(
         "MultiArith (Roy and Roth, 2015)", "question and final_ans, or sQuestion and lSolutions", _multiarith
     ),
-    "prontoqa": PublishedSet(
+    "prontoqa": PublishedSet.of(
         "ProntoQA (Saparov and He, Language Models Are Greedy Reasoners, 2022)",
         "question, query, chain_of_thought and answer, or context, question, options and answer",
         _prontoqa,
-        "text",
+        answer_rule="text",
     ),
-    "svamp": PublishedSet("SVAMP (Patel et al., 2021)", "Body, Question and Answer", _svamp),
+    "svamp": PublishedSet.of("SVAMP (Patel et al., 2021)", "Body, Question and Answer", _svamp),
 }
 """The sets that `data.source` names, NAME:PATH or NAME:hub:NAME."""

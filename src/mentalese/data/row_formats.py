@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from mentalese.data.documents import Document, Kind, record
+from mentalese.data.documents import Document, record
 from mentalese.data.files import Columns, Row
 from mentalese.data.published import PUBLISHED
-from mentalese.data.records import read_row, steps_of, with_cot, with_steps
+from mentalese.data.records import RowFormat, steps_of, with_cot, with_steps
 from mentalese.errors import InputError, require
 
 _LONG_TEXT = 100
@@ -21,30 +19,6 @@ _RECORD = ("question", "steps", "answer")
 _EXAMPLE = 'rows such as {"question": "How many?", "steps": [], "answer": "4"}'
 _CHAT = 'messages such as {"role": "user", "content": "How many?"}'
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-
-
-@dataclass(frozen=True)
-class RowFormat:
-    """The way in which rows become documents.
-
-    Attributes:
-        kind: texts or records.
-        read: function from a row to a document; it raises `TypeError`, `ValueError` and the like for rows of another
-            form.
-        use: the alternative to such rows, for messages.
-        column: the column of text, if there is one.
-        remark: a line about a format that a user may not expect.
-    """
-
-    kind: Kind
-    read: Callable[[Columns], Document]
-    use: str
-    column: str | None = None
-    remark: str | None = None
-
-    def document(self, where: str, row: Columns) -> Document:
-        """Turn a row into a document; raise `InputError` with its place for a row of another form."""
-        return read_row(where, row, self.read, self.use)
 
 
 def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: str | None) -> RowFormat:
@@ -144,22 +118,17 @@ def _exchanges(
     spec: str, every_row: Callable[[], Iterator[Row]], name: str, turns: Callable[[Columns], list[Turn]]
 ) -> RowFormat:
     """Return records if every row is one question and an answer that can be separated from its steps, else texts."""
-
-    def as_record(row: Columns) -> Document | None:
-        return _as_record(turns(row))
-
-    if all(read_row(where, row, as_record, _CHAT) for where, row in every_row()):
-        remark = f"{spec}: {name} are read as questions, steps (before ####, if there are some) and answers"
-        return RowFormat("records", lambda row: as_record(row) or _as_text(turns(row)), _CHAT, remark=remark)
+    remark = f"{spec}: {name} are read as questions, steps (before ####, if there are some) and answers"
+    records = RowFormat("records", lambda row: _as_record(turns(row)), _CHAT, remark=remark)
+    if all(records.reads(row) for _, row in every_row()):
+        return records
     remark = f"{spec}: {name} are read as texts, since not every row is one question with an answer of one line"
     return RowFormat("text", lambda row: _as_text(turns(row)), _CHAT, remark=remark)
 
 
-def _turns(messages: Any) -> list[Turn]:
+def _turns(messages: Iterable[dict[str, str]]) -> list[Turn]:
     """Return the turns of a chat, as `role` and `content` or, by ShareGPT, as `from` and `value`."""
-    turns = [
-        (turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"]) for turn in list(messages)
-    ]
+    turns = [(turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"]) for turn in messages]
     if not turns or not all(isinstance(text, str) for turn in turns for text in turn):
         raise TypeError("a chat has messages, each with a role and a content, which are texts")
     return [(_SHAREGPT_ROLES.get(role, role), text) for role, text in turns]
@@ -172,15 +141,15 @@ def _prompt_and_completion(row: Columns) -> list[Turn]:
     return _turns([*prompt, *completion])
 
 
-def _as_record(turns: list[Turn]) -> Document | None:
+def _as_record(turns: list[Turn]) -> Document:
     """Return a record of instructions and question, then an answer of one line or the answer after ####."""
     roles = [role for role, _ in turns]
     *before, completion = (text.strip() for _, text in turns)
     question = "\n".join(before)
     solution, mark, answer = completion.rpartition("####")
     asks = roles in (["", ""], ["system"] * (len(roles) - 2) + ["user", "assistant"])
-    if not asks or not question.strip() or len(answer.strip().splitlines()) != 1:
-        return None
+    if not asks or len(answer.strip().splitlines()) != 1:
+        raise ValueError("it is not one question with an answer of one line")
     return record(question, steps_of(solution) if mark else [], answer)
 
 

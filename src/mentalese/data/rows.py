@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -58,12 +58,6 @@ class Rows:
             start, stop = tokens_before(split, start), tokens_before(split, stop)
         around = [split.documents[1:] - 1, *(split.documents[:-1] + i for i in range(split.beginning))]
         return stop - start - sum(np.searchsorted(places, stop) - np.searchsorted(places, start) for places in around)
-
-
-def as_arrays(split: Split) -> Split:
-    """Return the same memory without the class of memory maps, whose own indexing is slow."""
-    arrays: dict[str, Any] = {name: np.asarray(a) for name, a in vars(split).items() if isinstance(a, np.ndarray)}
-    return dataclasses.replace(split, **arrays)
 
 
 def ordinals(counts: np.ndarray) -> np.ndarray:

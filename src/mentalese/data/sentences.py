@@ -6,10 +6,9 @@ Splitting loses nothing: the sentences, each with the white space before it, joi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -97,12 +96,10 @@ def align(text: str, pieces: Iterable[str]) -> list[str]:
     return [text[start:end] for start, end in zip([0, *ends], ends)]
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """Documents in tokens.
+class EncodedText(NamedTuple):
+    """Documents in tokens, joined, without markers [total].
 
     Attributes:
-        tokens: token ids of all documents, joined, without markers [total].
         lengths: for each document, the number of tokens of each segment.
         cut, merged: numbers of sentences that were cut at the cap, and that were merged into a neighbour.
     """
@@ -155,14 +152,12 @@ class SentenceEncoder:
     def _ids(self, parts: list[tuple[str, bool]]) -> list[list[int]]:
         """Return the tokens of segments, each with a flag: it continues a document."""
         begun, later = (
-            iter(
-                backend.encode_batch_fast([part for part, inside in parts if inside == flag], add_special_tokens=False)
-            )
-            for backend, flag in ((self.backend, False), (self.later, True))
+            iter(backend.encode_batch_fast([part for part, flag in parts if flag == inside], add_special_tokens=False))
+            for backend, inside in ((self.backend, False), (self.later, True))
         )
         return [next(later if inside else begun).ids for _, inside in parts]
 
-    def __call__(self, documents: Sequence[Document]) -> Encoded:
+    def __call__(self, documents: Sequence[Document]) -> EncodedText:
         segments = [self._segments(document) for document in documents]
         tokens, sizes = self._tokens(segments)
         counts = iter(sizes)
@@ -180,7 +175,7 @@ class SentenceEncoder:
                 cut, merged = cut + new_cut, merged + new_merged
             lengths.append(sentences)
             start += total
-        return Encoded(tokens, lengths, cut, merged)
+        return EncodedText(tokens, lengths, cut, merged)
 
 
 def in_batches(items: Iterable[T], characters: Callable[[T], int]) -> Iterator[list[T]]:
@@ -237,25 +232,16 @@ def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, 
 
     results: list[int] = []
     merged, waiting = 0, 0  # `waiting`: tokens of a short sentence that may join the next one
-    for length in pieces:
-        if waiting and waiting + length <= cap:
+    for length in [*pieces, 0]:
+        if waiting and 0 < length <= cap - waiting:
             length += waiting
             merged += 1
+        elif waiting and results and results[-1] + waiting <= cap:
+            results[-1] += waiting
+            merged += 1
         elif waiting:
-            merged += _settle(results, waiting, cap)
+            results.append(waiting)
         waiting = length if length < minimum else 0
-        if not waiting:
+        if length >= minimum:
             results.append(length)
-    if waiting:
-        merged += _settle(results, waiting, cap)
     return results, cut, merged
-
-
-def _settle(done: list[int], short: int, cap: int) -> int:
-    """Join a short sentence to the one before, or keep it if the two would pass the cap; return 1 if it was joined."""
-    joins = bool(done) and done[-1] + short <= cap
-    if joins:
-        done[-1] += short
-    else:
-        done.append(short)
-    return int(joins)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,21 +28,20 @@ class Split:
     segments: np.ndarray
     document_segments: np.ndarray
     document_bytes: np.ndarray
-    beginning: int = 0
+    beginning: int = field(default=0, kw_only=True)
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Split:
+        """Return the split with another form of its arrays."""
+        return Split(*(function(getattr(self, name)) for name in ARRAYS), beginning=self.beginning)
 
     def select(self, documents: np.ndarray) -> Split:
         """Return the documents of this mask, bool [n]; a copy in memory."""
         tokens, segments = np.diff(self.documents), np.diff(self.document_segments)
-        mask = np.repeat(documents, segments)
-        starts = [0]
-        return Split(
-            tokens=self.tokens[np.repeat(documents, tokens)],
-            documents=np.concatenate([starts, np.cumsum(tokens[documents])]),
-            segments=np.concatenate([starts, np.cumsum(np.diff(self.segments)[mask])]),
-            document_segments=np.concatenate([starts, np.cumsum(segments[documents])]),
-            document_bytes=self.document_bytes[documents],
-            beginning=self.beginning,
-        )
+        segment_tokens = np.diff(self.segments)[np.repeat(documents, segments)]
+        sizes = (tokens[documents], segment_tokens, segments[documents])
+        starts = (np.append(0, np.cumsum(each)) for each in sizes)
+        text = self.tokens[np.repeat(documents, tokens)]
+        return Split(*(text, *starts, self.document_bytes[documents]), beginning=self.beginning)
 
     def segment(self, number: int) -> np.ndarray:
         """Return the tokens of a segment, int64 [length]."""
@@ -51,14 +51,9 @@ class Split:
         """Return the first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
         count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
         segments = int(self.document_segments[count])
-        return Split(
-            tokens=self.tokens[: self.documents[count]],
-            documents=self.documents[: count + 1],
-            segments=self.segments[: segments + 1],
-            document_segments=self.document_segments[: count + 1],
-            document_bytes=self.document_bytes[:count],
-            beginning=self.beginning,
-        )
+        sizes = (int(self.documents[count]), count + 1, segments + 1, count + 1, count)
+        arrays = (getattr(self, name)[:size] for name, size in zip(ARRAYS, sizes, strict=True))
+        return Split(*arrays, beginning=self.beginning)
 
 
 ARRAYS = ("tokens", "documents", "segments", "document_segments", "document_bytes")

@@ -37,7 +37,7 @@ from mentalese.data.tokenizers import (
     special_token_ids,
     tokenizer_fingerprint,
 )
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import cache_dir, checksum, sealed, sha256, whole_folder
 from mentalese.screen import progress
 
@@ -113,22 +113,71 @@ def prepare(
     """
     layout = layout or Packed()
     if config.source.startswith("store:"):
-        if whole:
-            raise InputError(f"split is 'all': {config.source} has splits of its own, set one of them")
-        return _open_prepared(config, layout, to_train)
+        require(not whole, "split", "all", f"{config.source} has splits of its own, set one of them")
+        store = _open_prepared(config, layout, to_train)
+        tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
+    else:
+        _check_settings(config, out)
+        _, splitter = open_splitter(config.sentences)
+        source = opened_source(config, whole)
+        for remark in source.remarks if show else ():
+            _print_once(remark)
+        _check_kind(config, layout, source.kind)
+        if to_train:
+            source.size("train")  # checks
+        tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
+        store = _open_or_write(config, source, tokenizer, splitter, out, show)
+    cap = config.max_sentence_tokens
+    if layout.sequential and store.meta["kind"] == "records":
+        longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
+        remedy = f"{config.source} contains questions, whose parts are never cut, and one has {longest} tokens; set at "
+        require(longest <= cap + 1, "data.max_sentence_tokens", cap, remedy + "least that, or use layout 'qa'")
+    return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
+
+
+def _check_settings(config: DataConfig, out: Path | None) -> None:
+    cap, fixed = config.max_sentence_tokens, fixed_length(config.sentences) or 0
+    remedy = f"set at most data.max_sentence_tokens ({cap})"
+    require(fixed <= cap, "data.sentences", config.sentences, remedy)
     if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} contains something else than a token store: choose another folder")
-    cap = config.max_sentence_tokens
-    if (fixed_length(config.sentences) or 0) > cap:
-        raise InputError(f"data.sentences is {config.sentences!r}: set at most data.max_sentence_tokens ({cap})")
-    _, splitter = open_splitter(config.sentences)
-    source = opened_source(config, whole)
-    for remark in source.remarks if show else ():
-        _say_once(remark)
-    _check_kind(config, layout, source.kind)
-    if to_train:
-        source.size("train")  # checks
-    tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
+
+
+def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
+    remedy = f"{config.source} contains texts; use rows with question, steps and answer, or another layout"
+    require(kind == "records" or not layout.questions, "layout", layout.kind, remedy)
+
+
+@cache
+def _print_once(remark: str) -> None:
+    print(remark, file=sys.stderr)
+
+
+def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> TokenStore:
+    store = open_store(config.source.removeprefix("store:"))
+    for name in ("text_column", "detokenizer", "held_out"):
+        value, option = getattr(config, name), name.replace("_", "-")
+        remedy = f"{config.source} contains tokens; use --{option} with `mentalese data prepare` instead"
+        require(value == AS_IT_IS[name], f"data.{name}", value, remedy)
+    if to_train and "train" not in store.splits:
+        splits = " and ".join(store.splits)
+        raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
+    for name in _SENTENCE_FIELDS if layout.markers else ():
+        requested, prepared = getattr(config, name), store.meta["settings"][name]
+        remedy = f"{store.folder} was prepared with {prepared!r}, set it to that or prepare the data again"
+        require(requested == prepared, f"data.{name}", requested, remedy)
+    _check_kind(config, layout, store.meta["kind"])
+    return store
+
+
+def _open_or_write(
+    config: DataConfig,
+    source: Source,
+    tokenizer: PreTrainedTokenizerFast,
+    splitter: str,
+    out: Path | None,
+    show: bool,
+) -> TokenStore:
     inputs = {
         "format_version": FORMAT_VERSION,
         "source_fingerprint": source.fingerprint,
@@ -154,53 +203,20 @@ def prepare(
     store = open_store(folder)
     if store.meta["key"] != key:
         raise InputError(f"{folder} contains a token store of other data or settings: choose another folder")
-    _check_parts(store, config, layout)
-    return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
-
-
-@cache
-def _say_once(remark: str) -> None:
-    print(remark, file=sys.stderr)
+    return store
 
 
 def _fitting(store: TokenStore, layout: Layout) -> TokenStore:
     """Return the store without the documents that the layout leaves out; `meta["left_out"]` counts them by split."""
-    masks = {name: layout.fitting(split) for name, split in store.splits.items()}
-    left_out = {name: int((~mask).sum()) for name, mask in masks.items() if mask is not None and not mask.all()}
-    if not left_out:
-        return store
-    splits = dict(store.splits)
-    for name, count in left_out.items():
-        mask = masks[name]
-        assert mask is not None
-        if count == len(mask):
-            raise InputError(
-                f"layout.sequence_length is {layout.sequence_length}: every document of {name} is longer and would be "
-                "left out; set a larger one"
-            )
-        splits[name] = splits[name].select(mask)
-    return TokenStore(store.folder, store.meta | {"left_out": left_out}, splits)
-
-
-def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:
-    """Raise `InputError` if texts are to be read as questions."""
-    if layout.questions and kind != "records":
-        raise InputError(
-            f"layout is {layout.kind!r}: {config.source} contains texts; use rows with question, steps and answer, or "
-            "another layout"
-        )
-
-
-def _check_parts(store: TokenStore, config: DataConfig, layout: Layout) -> None:
-    """Raise `InputError` if records, whose parts are not cut, are to be read as sentences and are too long."""
-    cap = config.max_sentence_tokens
-    if layout.sequential and store.meta["kind"] == "records":
-        longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
-        if longest > cap + 1:
-            raise InputError(
-                f"data.max_sentence_tokens is {cap}: {config.source} contains questions, whose parts are never cut, "
-                f"and one has {longest} tokens; set at least that, or use layout 'qa'"
-            )
+    splits, left_out = dict(store.splits), dict[str, int]()
+    for name, split in store.splits.items():
+        mask = layout.fitting(split)
+        if mask is None or mask.all():
+            continue
+        remedy = f"every document of {name} is longer and would be left out; set a larger one"
+        require(bool(mask.any()), "layout.sequence_length", layout.sequence_length, remedy)
+        splits[name], left_out[name] = split.select(mask), int((~mask).sum())
+    return TokenStore(store.folder, store.meta | {"left_out": left_out}, splits) if left_out else store
 
 
 def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig, end: int) -> Split:
@@ -209,28 +225,27 @@ def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: D
     dtype = np.dtype("<u4")
     with TemporaryDirectory() as folder:
         _write_split(Path(folder) / "texts", map(Document, texts), encoder, (first, end), dtype)
-        split = _open_split(Path(folder) / "texts", dtype, len(first))
-        arrays: dict[str, Any] = {name: np.array(getattr(split, name)) for name in ARRAYS}
-        return replace(split, **arrays)
+        return _open_split(Path(folder) / "texts", dtype, len(first)).map(np.array)
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
     """Return lines on documents that were left out and, with `sentences`, on sentences that were cut."""
-    cap = store.meta["settings"]["max_sentence_tokens"]
-    remarks = [
-        ("empty_documents", "document", "empty and left out"),
-        ("dropped_documents", "document", "left out, as a later split has the same text"),
-    ]
-    if sentences:
-        remarks.insert(0, ("cut_sentences", "sentence", f"longer than {cap} tokens and cut"))
+    cap, counts = store.meta["settings"]["max_sentence_tokens"], store.meta["counts"]
+    remarks = {
+        "cut_sentences": f"sentence;longer than {cap} tokens and cut",
+        "empty_documents": "document;empty and left out",
+        "dropped_documents": "document;left out, as a later split has the same text",
+    }
     lines = []
-    for name, what, how in remarks:
-        if count := sum(split.get(name, 0) for split in store.meta["counts"].values()):
+    for name, remark in remarks.items():
+        count = sum(split.get(name, 0) for split in counts.values())
+        if count and (sentences or name != "cut_sentences"):
+            what, how = remark.split(";")
             lines.append(f"{count:,} {what}{' was' if count == 1 else 's were'} {how}")
     for split, count in store.meta.get("left_out", {}).items():
         lines.append(
-            f"{count:,} of {store.meta['counts'][split]['documents']:,} questions of {split} were left out: "
-            "they are longer than layout.sequence_length"
+            f"{count:,} of {counts[split]['documents']:,} questions of {split} were left out: they are longer than "
+            "layout.sequence_length"
         )
     return lines
 
@@ -254,42 +269,12 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
     return tokenizer_fingerprint(add_markers(load_pretrained_tokenizer(path), latents=layout.questions))
 
 
-def tokenizer_name(config: DataConfig) -> str:
-    """Return the tokenizer's name as in `config`, or as in the prepared folder that `config` names."""
-    if config.source.startswith("store:"):
-        return str(open_store(config.source.removeprefix("store:"), verify=False).meta["tokenizer"])
-    return config.tokenizer
-
-
-def source_name(config: DataConfig) -> str:
-    """Return the source of the text of `config`, also if that is in a prepared folder."""
-    if config.source.startswith("store:"):
-        return str(open_store(config.source.removeprefix("store:"), verify=False).meta["source"])
-    return config.source
-
-
-def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> tuple[TokenStore, PreTrainedTokenizerFast]:
-    store = open_store(config.source.removeprefix("store:"))
-    for name in ("text_column", "detokenizer", "held_out"):
-        if (value := getattr(config, name)) != AS_IT_IS[name]:
-            raise InputError(
-                f"data.{name} is {value!r}: {config.source} contains tokens; use --{name.replace('_', '-')} with "
-                "`mentalese data prepare` instead"
-            )
-    if to_train and "train" not in store.splits:
-        splits = " and ".join(store.splits)
-        raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
-    for name in _SENTENCE_FIELDS if layout.markers else ():
-        requested, prepared = getattr(config, name), store.meta["settings"][name]
-        if requested != prepared:
-            raise InputError(
-                f"data.{name} is {requested!r}, but {store.folder} was prepared with {prepared!r}: "
-                "set it to that, or prepare the data again"
-            )
-    _check_kind(config, layout, store.meta["kind"])
-    _check_parts(store, config, layout)
-    tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
-    return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
+def before_preparing(config: DataConfig) -> DataConfig:
+    """Return the config, or for a prepared folder a config with the source and the tokenizer that it was made from."""
+    if not config.source.startswith("store:"):
+        return config
+    meta = open_store(config.source.removeprefix("store:"), verify=False).meta
+    return replace(config, source=meta["source"], tokenizer=meta["tokenizer"])
 
 
 def _write(
@@ -342,13 +327,16 @@ def _write_split(
         for name in ("documents", "segments", "document_segments"):
             append(name, [0])
         for chunk in in_batches(documents, lambda document: len(document.text)):
-            encoded = encoder(chunk)
-            lengths = [_with_around(parts, len(first)) for parts in encoded.lengths]
+            tokens, sentences, cut, merged = encoder(chunk)
+            lengths = [parts or [0] for parts in sentences]
+            for parts in lengths:
+                parts[0] += len(first)
+                parts[-1] += 1
             ends = np.cumsum([sum(parts) for parts in lengths])
             sizes = [len(document.text.encode()) for document in chunk]
             text_ends = ends - np.arange(1, len(chunk) + 1) * (len(first) + 1)
             places = np.stack([*[np.append(0, text_ends[:-1])] * len(first), text_ends], axis=1)
-            append("tokens", np.insert(encoded.tokens, places.ravel(), [*first, end] * len(chunk)))
+            append("tokens", np.insert(tokens, places.ravel(), [*first, end] * len(chunk)))
             append("documents", counts["tokens"] + ends)
             append("segments", counts["tokens"] + np.cumsum(list(chain.from_iterable(lengths))))
             append("document_segments", counts["segments"] + np.cumsum([len(parts) for parts in lengths]))
@@ -357,15 +345,9 @@ def _write_split(
             counts["segments"] += sum(map(len, lengths))
             counts["tokens"] += int(ends[-1])
             counts["bytes"] += sum(sizes)
-            counts["cut_sentences"] += encoded.cut
-            counts["merged_sentences"] += encoded.merged
+            counts["cut_sentences"] += cut
+            counts["merged_sentences"] += merged
     return counts
-
-
-def _with_around(lengths: list[int], first: int) -> list[int]:
-    """Return the tokens of each segment of a document, including the tokens before and after its text."""
-    segments = lengths or [0]
-    return [length + (i == 0) * first + (i == len(segments) - 1) for i, length in enumerate(segments)]
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -373,14 +355,6 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _open_split(folder: Path, dtype: np.dtype, beginning: int) -> Split:
-    def array(name: str, kind: np.dtype) -> np.ndarray:
-        return np.memmap(folder / f"{name}.bin", dtype=kind, mode="r")
-
-    return Split(
-        tokens=array("tokens", dtype),
-        documents=array("documents", _OFFSET),
-        segments=array("segments", _OFFSET),
-        document_segments=array("document_segments", _OFFSET),
-        document_bytes=array("document_bytes", _OFFSET),
-        beginning=beginning,
-    )
+    kinds = {name: dtype if name == "tokens" else _OFFSET for name in ARRAYS}
+    arrays = (np.memmap(folder / f"{name}.bin", dtype=kind, mode="r") for name, kind in kinds.items())
+    return Split(*arrays, beginning=beginning)

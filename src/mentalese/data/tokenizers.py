@@ -64,9 +64,8 @@ _MOST_TOKENS = 2**32  # stores keep ids of 32 bits
 def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = True) -> dict[str, int]:
     """Return the markers' ids, by the names that model configs use.
 
-    `bos_token_id` and `eos_token_id` are the beginning and the end of a *document* (Hugging Face's `generate` stops
-    at the end). Tokenizers of other projects may define them; otherwise both are EOD. `sentence_start_token_id` and
-    `sentence_end_token_id` are the sentence markers.
+    `bos_token_id` and `eos_token_id` are the beginning and the end of a *document*, where `generate` stops. Tokenizers
+    of other projects may define them; otherwise both are EOD.
 
     Args:
         sentences: the text has sentence markers. If not, the end of a document replaces markers and padding that the
@@ -75,12 +74,10 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     Raises:
         InputError: the tokenizer lacks a marker.
     """
-    ids = {marker: _marker_id(tokenizer, marker) for marker in MARKERS}
-    marked_start = ids[BOS]
-    ids[EOD] = ids[EOD] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    ids[PAD] = ids[PAD] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    missing = [marker for marker, index in ids.items() if index is None]
-    end = ids[EOD]
+    pad, marked_start, marked_end, end = (_marker_id(tokenizer, marker) for marker in MARKERS)
+    end = end if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    pad = pad if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    missing = [name for name, index in zip(MARKERS, (pad, marked_start, marked_end, end)) if index is None]
     if end is None or (sentences and missing):
         raise InputError(
             f"the tokenizer lacks the markers {', '.join(missing)}: "
@@ -89,13 +86,17 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     start = tokenizer.bos_token_id
     if start is None or (start == marked_start and _is_marked(tokenizer)):  # saved for a layout of sentences
         start = [end, *beginning(tokenizer)][-1]
+    ids = {
+        "pad_token_id": pad,
+        "bos_token_id": start,
+        "eos_token_id": end,
+        "sentence_start_token_id": marked_start,
+        "sentence_end_token_id": marked_end,
+    }
     latent = {name: _marker_id(tokenizer, marker) for name, marker in LATENT_MARKERS.items()}
-    names = {"pad_token_id": PAD, "eos_token_id": EOD, "sentence_start_token_id": BOS, "sentence_end_token_id": EOS}
-    return (
-        {name: index for name, index in latent.items() if index is not None}
-        | {name: end if (index := ids[marker]) is None else index for name, marker in names.items()}
-        | {"bos_token_id": start}
-    )
+    return {name: index for name, index in latent.items() if index is not None} | {
+        name: end if index is None else index for name, index in ids.items()
+    }
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -154,13 +155,8 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     is_fast = isinstance(tokenizer, PreTrainedTokenizerFast)
     require(is_fast, "the tokenizer", type(tokenizer).__name__, "use a fast one, which has a tokenizer.json")
     vocabulary = tokenizer.get_vocab()
-    highest = max(vocabulary.values())  # in gaps, markers would get ids of other tokens
-    require(
-        highest < len(vocabulary),
-        "the tokenizer's last id",
-        highest,
-        f"number its {len(vocabulary)} tokens without gaps",
-    )
+    highest, remedy = max(vocabulary.values()), f"number its {len(vocabulary)} tokens without gaps"
+    require(highest < len(vocabulary), "the tokenizer's last id", highest, remedy)  # markers would get used ids
     first = tokenizer.convert_ids_to_tokens(beginning(tokenizer))
     start, end, pad = tokenizer.bos_token, tokenizer.eos_token or EOD, tokenizer.pad_token
     if start is None or (start == BOS and _is_marked(tokenizer)):
@@ -171,9 +167,8 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     markers = [marker for marker in (*MARKERS, *latent) if marker in {*vocabulary, pad, BOS, EOS, end, *latent}]
     roles = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
     extra = dict.fromkeys([*tokenizer.all_special_tokens, *markers])
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
+    backend = corpus_encoder(tokenizer)
+    backend.encode_special_tokens = False
     backend.post_processor = NOTHING_ADDED
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
     settings = roles | {

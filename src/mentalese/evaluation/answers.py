@@ -17,7 +17,7 @@ import torch
 
 from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
-from mentalese.data.store import source_name
+from mentalese.data.store import before_preparing
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
 from mentalese.evaluation.answer_rule import (
@@ -219,7 +219,7 @@ def ask(
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, right_answers = prompts.questions, prompts.right_answers
-    rule = AnswerRule.of(source_name(saved.data), right_answers.values(), saved.evaluation.answer_rule)
+    rule = AnswerRule.of(before_preparing(saved.data).source, right_answers.values(), saved.evaluation.answer_rule)
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 

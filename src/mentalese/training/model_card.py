@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from mentalese.data.store import tokenizer_name
+from mentalese.data.store import before_preparing
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
 from mentalese.registry import families
@@ -75,7 +75,7 @@ def _facts(recipe: Recipe, about: dict[str, Any]) -> list[tuple[str, str]]:
         ("recipe", f"`{recipe.name}`; all of it is in `mentalese.json`"),
         ("paper", recipe.paper or ""),
         ("text", f"`{_short(recipe.data.source)}`, hash `{about['data_hash'][:16]}`"),
-        ("tokenizer", f"`{_short(tokenizer_name(recipe.data))}`"),
+        ("tokenizer", f"`{_short(before_preparing(recipe.data).tokenizer)}`"),
         ("parameters", counted),
         ("started from", f"`{_short(train.init)}`" if train.init else ""),
         ("adapters", f"rank {train.lora_rank}, merged; apart in `adapter/`" if train.lora_rank else ""),

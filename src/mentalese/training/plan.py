@@ -14,7 +14,7 @@ import numpy as np
 
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
-from mentalese.data.rows import Rows, as_arrays
+from mentalese.data.rows import Rows
 from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.nn.loss import IGNORED
@@ -74,7 +74,7 @@ class Plan:
 
     def __init__(self, split: Split, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, world_size: int = 1) -> None:
         limit = recipe.data.train_tokens
-        self.split = as_arrays(split if limit is None else split.head(limit))
+        self.split = (split if limit is None else split.head(limit)).map(np.asarray)
         self.available_documents = len(split.document_bytes)
         self.recipe, self.tokenizer = recipe, tokenizer
         self._check(world_size)

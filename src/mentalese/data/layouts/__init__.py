@@ -9,8 +9,6 @@ Families add `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `Ques
 
 from __future__ import annotations
 
-from typing import Any
-
 from mentalese.data.layouts.base import KINDS, Layout, RowLayout
 from mentalese.data.layouts.packed import Marked, Packed, PerDocument
 from mentalese.data.layouts.qa import QuestionAnswer
@@ -31,14 +29,14 @@ __all__ = [
 ]
 
 
-def layout_class(kind: Any) -> type[Layout]:
+def layout_class(kind: object) -> type[Layout]:
     """Return the layout of this kind, a built-in one or a family's; raises `InputError` with the nearest name."""
     if not isinstance(kind, str) or kind not in KINDS:
-        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(KINDS)}{nearest(str(kind), KINDS)}")
+        raise InputError(f"layout.kind is {kind!r}: use one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     return KINDS[kind]
 
 
-def layout_of(fields: Any) -> Any:
+def layout_of(fields: object) -> object:
     """Return the layout that `kind` and its fields describe; a layout is returned as it is."""
     if not isinstance(fields, dict):
         return fields

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from mentalese.data.packing import pack_rows
 from mentalese.data.rows import BOS, MARKER_NAMES, PAD, Rows, store_index
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
@@ -23,17 +22,18 @@ if TYPE_CHECKING:
     from mentalese.data.prompts import PromptEncoder, TextRow
 
 
+_BATCHES_SORTED_TOGETHER = 50
 KINDS: dict[str, type[Layout]] = {}
 """Every layout that has been imported, by kind: the built-in ones, and those that families bring."""
 
 
 @checked_dataclass("layout")
 class Layout(ABC):
-    """A layout: the way from documents to rows for training and scoring, and from texts to prompts.
+    """The way from documents to rows for training and scoring, and from texts to prompts.
 
     A subclass is a `checked_dataclass("layout")` whose fields are the options `--layout.NAME` of its recipes. It sets
-    `kind` and implements `training_rows`, `evaluation_rows`, `pack` and `protocol`; everything else has a default. A
-    family declares its layouts in `Family.layouts`.
+    `kind` and implements `training_rows`, `evaluation_rows`, `pack` and `protocol`. A family declares its layouts in
+    `Family.layouts`.
 
     Attributes:
         kind: the name in a saved recipe.
@@ -77,73 +77,49 @@ class Layout(ABC):
         return False
 
     def asked(self) -> dict[str, int | None]:
-        """Return the stage and the latents of questions, as a result records them; empty for texts."""
+        """Return the stage and the latents of questions, for results; empty for texts."""
         return {}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
-        """Return the same layout at a stage, with a number of latents; `None` changes nothing.
-
-        Raises:
-            InputError: this layout has neither.
-        """
+        """Return the layout at a stage, with a number of latents; raise `InputError` if it has neither."""
         for name, value in (("stage", stage), ("latents", latents)):
-            if value is not None:
-                raise InputError(f"{name} is {value}: the layout {self.kind!r} has no {name}; remove it")
+            require(value is None, name, value, f"the layout {self.kind!r} has no {name}; remove it")
         return self
 
     def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        """Return the ids of the markers that rows need, by the names that model configs use.
-
-        Raises:
-            InputError: the tokenizer lacks one of them.
-        """
+        """Return the ids of the markers that rows need, by their names in configs; raise `InputError` if one lacks."""
         from mentalese.data.tokenizers import special_token_ids
 
         return special_token_ids(tokenizer, sentences=self.markers)
 
     def fitting(self, split: Split) -> np.ndarray | None:
-        """Return a mask of the documents that training and evaluation read, bool [documents]; `None`: all of them."""
+        """Return which documents are read, bool [documents]; `None`: all of them."""
         return None
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        """Return an epoch's rows; the generator draws all random choices.
-
-        Raises:
-            InputError: the split has no row of this layout.
-        """
+        """Return an epoch's rows; the generator draws all random choices."""
 
     @abstractmethod
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return an epoch's batches: `order` and `bounds`, see `mentalese.data.packing`.
+        """Pack the rows of an epoch into batches.
 
-        Raises:
-            InputError: too few rows for one batch.
+        Returns:
+            `order` and `bounds`, int64: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first.
         """
 
     @abstractmethod
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        """Rows of the split's first documents in which every lexical token is a target exactly once.
-
-        Raises:
-            InputError: the split or the protocol does not fit this layout.
-        """
+        """Return rows of the split's first documents in which every lexical token is a target exactly once."""
 
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        """One row per document, up to where a model continues.
-
-        Raises:
-            InputError: this layout has no questions.
-        """
+        """Return one row per document, up to where a model continues."""
         raise InputError(f"the layout {self.kind!r} has no questions: use a model trained on layout 'qa'")
 
     def answer_lengths(self, split: Split) -> np.ndarray:
-        """Return the tokens of each record's steps and answer, including the end, int64 [documents].
-
-        A model that answers like the record writes as many.
-        """
+        """Return the tokens of each record's steps and answer, including the end, int64 [documents]."""
         parts = np.diff(split.document_segments)
         answers = split.documents[1:] - split.segments[split.document_segments[:-1] + 1]
         return answers + (2 * parts if self.markers else 0)
@@ -157,12 +133,7 @@ class Layout(ABC):
         return 0
 
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
-        """Raise `InputError` if a run cannot train on this split, found before it starts.
-
-        Args:
-            ranks: processes that share each batch.
-            micro_batches: number of micro-batches of each process.
-        """
+        """Raise `InputError` if processes with this many micro-batches each cannot train on this split."""
         self.special_ids(tokenizer)
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -235,16 +206,14 @@ class Layout(ABC):
 
         Args:
             data: states the sentence splitter.
-            mask_token_id: replaces each `<|mask|>` in a prompt, with the spaces before it (they belong to its word);
-                `None`: the mask is plain text.
+            mask_token_id: see `PromptEncoder`.
             before: a text in front of each prompt, such as shots, that is not changed; `None`: nothing.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
 
         Raises:
-            InputError: a prompt is empty or not in Unicode, the layout does not allow masks, or the tokenizer lacks a
-                marker.
+            InputError: a prompt is empty or not in Unicode, or has a mask that the layout does not allow.
         """
         from mentalese.data.prompts import PromptEncoder, check_prompts, pad_left
 
@@ -257,45 +226,36 @@ class Layout(ABC):
         return pad_left(rows, special["pad_token_id"])
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
-        """Return a row of `encode_prompts`, which starts after EOD, as in training.
-
-        For a model of another project it starts with that model's beginning of a text.
-        """
+        """Return a row of `encode_prompts`, after EOD as in training, or another project's beginning of a text."""
         from mentalese.data.prompts import TextRow
 
         start = TextRow.of_markers(self.special_ids(encoder.tokenizer)["bos_token_id"])
         return (encoder.beginning or start) + encoder.text(self.prompt_text(text))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Return the template of `tokenizer.apply_chat_template`, for layouts of which a prompt is a message."""
+        """Return the template of `tokenizer.apply_chat_template`, if a prompt is a message."""
         return None
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
     def window(self, evaluation: EvaluationConfig) -> tuple[int, int] | None:
-        """Tokens that are read at once when a text is scored, and how many of them are new; `None`: all of a row.
-
-        Raises:
-            InputError: the two do not fit.
-        """
+        """Tokens that are read at once when a text is scored, and how many of them are new; `None`: all of a row."""
         return None
 
     @abstractmethod
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         """Return the entries that are published with a perplexity: `context`, `first_token` and `sentences`."""
 
     def check_evaluation(self, evaluation: EvaluationConfig) -> None:
         """Raise `InputError` for a protocol that this layout does not have."""
-        if evaluation.metric == "accuracy" and not self.questions:
-            raise InputError(f"evaluation.metric is 'accuracy': layout {self.kind!r} has no questions; use layout 'qa'")
-        if evaluation.joined and not self.plain:
-            raise InputError(
-                f"evaluation.joined is True: layout {self.kind!r} does not join documents; remove it, or use layout "
-                "'packed' or 'per_document'"
-            )
+        kind, accuracy, joined = f"layout {self.kind!r}", evaluation.metric == "accuracy", evaluation.joined
+        remedy = f"{kind} has no questions; use layout 'qa'"
+        require(not accuracy or self.questions, "evaluation.metric", evaluation.metric, remedy)
+        remedy = f"{kind} does not join documents; remove it, or use layout 'packed' or 'per_document'"
+        require(not joined or self.plain, "evaluation.joined", joined, remedy)
         for name in ("context_length", "stride") if self.window(evaluation) is None else ():
-            if (value := getattr(evaluation, name)) is not None:
-                raise InputError(f"evaluation.{name} is {value}: layout {self.kind!r} reads no windows; remove it")
+            value = getattr(evaluation, name)
+            require(value is None, f"evaluation.{name}", value, f"{kind} reads no windows; remove it")
 
 
 @checked_dataclass("layout")
@@ -315,16 +275,23 @@ class RowLayout(Layout):
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
         parts = ranks * micro_batches
-        if self.batch_size % parts:
-            raise InputError(
-                f"layout.batch_size is {self.batch_size}: set a multiple of {parts}, which is {ranks} ranks times "
-                f"train.gradient_accumulation_steps {micro_batches}"
-            )
+        remedy = (
+            f"set a multiple of {parts}, which is {ranks} ranks times train.gradient_accumulation_steps {micro_batches}"
+        )
+        require(self.batch_size % parts == 0, "layout.batch_size", self.batch_size, remedy)
 
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        if len(rows) < self.batch_size:
-            raise InputError(
-                f"layout.batch_size is {self.batch_size}: the training split has only {len(rows)} rows of at most "
-                f"{self.sequence_length} tokens; set a smaller batch or use more text"
-            )
-        return pack_rows(rows, self.batch_size, generator)
+        """Pack batches of `batch_size` rows of similar length; an incomplete last batch is left out this epoch.
+
+        Rows are shuffled and sorted by length inside groups of 50 batches, then the batches are shuffled. So padding is
+        rare, and each epoch has other batches. For rows of one length this is a shuffle.
+        """
+        size, batches = self.batch_size, len(rows) // self.batch_size
+        remedy = (
+            f"the training split has only {len(rows)} rows of at most {self.sequence_length} tokens; set a smaller "
+        )
+        require(batches > 0, "layout.batch_size", size, remedy + "batch or use more text")
+        order = generator.permutation(len(rows))[: batches * size]
+        group = np.arange(len(order)) // (_BATCHES_SORTED_TOGETHER * size)
+        order = order[np.lexsort((-rows.lengths[order], group))].reshape(batches, size)
+        return order[generator.permutation(batches)].reshape(-1), np.arange(batches + 1) * size

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows, document_windows, joined_windows, sentence_start, within_sentences
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.values import checked_dataclass
 
 if TYPE_CHECKING:
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @checked_dataclass("layout")
 class Packed(RowLayout):
-    """Documents joined by end-of-document tokens and cut into rows.
-
-    Attributes:
-        sequence_length: tokens per row.
-        batch_size: rows per optimiser step, over all ranks and micro-batches.
-    """
+    """Documents joined by end-of-document tokens and cut into rows."""
 
     kind = "packed"
     plain = True
@@ -41,15 +36,12 @@ class Packed(RowLayout):
     def window(self, evaluation: EvaluationConfig) -> tuple[int, int]:
         length = evaluation.context_length or self.sequence_length
         stride = evaluation.stride or (length - 1 if evaluation.joined else length // 2)
-        if not 0 < stride < length:
-            field, value = ("stride", stride) if evaluation.stride else ("context_length", length)
-            raise InputError(
-                f"evaluation.{field} is {value}: set at least 2 tokens of context and a stride below the context "
-                f"({length})"
-            )
+        field, value = ("stride", stride) if evaluation.stride else ("context_length", length)
+        remedy = f"set at least 2 tokens of context and a stride below the context ({length})"
+        require(0 < stride < length, f"evaluation.{field}", value, remedy)
         return length, stride
 
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         length, stride = self.window(evaluation)
         where = "of the documents joined by end-of-document tokens" if evaluation.joined else "inside a document"
         kind = "windows" if evaluation.joined else "sliding windows"
@@ -63,12 +55,7 @@ class Packed(RowLayout):
 
 @checked_dataclass("layout")
 class PerDocument(Packed):
-    """Rows that never cross a document; shorter rows are padded.
-
-    Attributes:
-        sequence_length: tokens per row at most.
-        batch_size: rows per optimiser step, over all ranks and micro-batches.
-    """
+    """Rows that never cross a document; shorter rows are padded."""
 
     kind = "per_document"
 
@@ -79,12 +66,7 @@ class PerDocument(Packed):
 
 @checked_dataclass("layout")
 class Marked(Packed):
-    """Documents joined and cut into rows, with a marker before and after each sentence.
-
-    Attributes:
-        sequence_length: tokens per row, markers included.
-        batch_size: rows per optimiser step, over all ranks and micro-batches.
-    """
+    """Documents joined and cut into rows, with a marker before and after each sentence."""
 
     kind = "marked"
     plain = False
@@ -103,7 +85,7 @@ class Marked(Packed):
         end = starts[1:] - 2 * (evaluation.tokens == "lexical")
         return within_sentences(split, document_windows(starts[:-1] + 1, end, *self.window(evaluation)))
 
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         return {
             "context": f"{super().protocol(evaluation, data)['context']}, sentence markers included",
             "first_token": "a sentence's first token is scored after its sentence-start token, which is given, and "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from mentalese.data.documents import one_line
 from mentalese.data.layouts.base import RowLayout
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.values import NonNegative, PositiveNumber, Share, checked_dataclass
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class QuestionAnswer(RowLayout):
     questions = True
 
     def __post_init__(self) -> None:
-        if self.removal_smoothing is not None and self.removal != "tokens":
-            raise InputError(f"layout.removal_smoothing is {self.removal_smoothing}: it needs layout.removal 'tokens'")
-        if self.uniform_prob and self.removal == "tokens":
-            raise InputError(f"layout.uniform_prob is {self.uniform_prob}: it draws stages of layout.removal 'steps'")
+        tokens, smoothing, uniform = self.removal == "tokens", self.removal_smoothing, self.uniform_prob
+        require(tokens or smoothing is None, "layout.removal_smoothing", smoothing, "it needs layout.removal 'tokens'")
+        remedy = "it draws stages of layout.removal 'steps'"
+        require(not (tokens and uniform), "layout.uniform_prob", uniform, remedy)
 
     @property
     def has_latents(self) -> bool:
@@ -92,12 +92,10 @@ class QuestionAnswer(RowLayout):
         return {"stage": self.stage, "latents": self.latents_at(self.stage) if self.has_latents else None}
 
     def at(self, stage: int | None, latents: int | None) -> QuestionAnswer:
-        if stage is not None and stage > self.stages + 1:
-            raise InputError(f"stage is {stage}: set 0 to {self.stages + 1}, at which all steps are left out")
-        changes: dict[str, Any] = {
-            name: value for name, value in (("stage", stage), ("latents", latents)) if value is not None
-        }
-        return dataclasses.replace(self, **changes)
+        last = self.stages + 1
+        require(stage is None or stage <= last, "stage", stage, f"set 0 to {last}, at which all steps are left out")
+        layout = self if stage is None else dataclasses.replace(self, stage=stage)
+        return layout if latents is None else dataclasses.replace(layout, latents=latents)
 
     def fitting(self, split: Split) -> np.ndarray | None:
         if self.too_long == "error":
@@ -150,25 +148,19 @@ class QuestionAnswer(RowLayout):
             InputError: a document without a question or an answer, or rows above `sequence_length`.
         """
         rows = self._rows(split, documents, generator)
-        longer = int((rows.lengths > self.sequence_length).sum())
-        if longer:
-            raise InputError(
-                f"layout.sequence_length is {self.sequence_length}: {longer} of {documents} questions are longer; set "
-                f"at least {int(rows.lengths.max())}, or layout.too_long=skip to leave them out"
-            )
+        longer, longest = int((rows.lengths > self.sequence_length).sum()), int(rows.lengths.max(initial=0))
+        remedy = f"{longer} of {documents} questions are longer; set at least {longest}, or layout.too_long=skip"
+        require(longer == 0, "layout.sequence_length", self.sequence_length, remedy)
         return rows
 
     def _rows(self, split: Split, documents: int, generator: np.random.Generator | None) -> Rows:
-        """Return a document's first segment is the question, its last one the answer."""
+        """Return rows of documents whose first segment is the question and whose last one is the answer."""
         start, stop = split.documents[:documents], split.documents[1 : documents + 1]
         first, last = split.document_segments[:documents], split.document_segments[1 : documents + 1] - 1
         target = split.segments[np.minimum(first + 1, last)]
         broken = int(((last == first) | (target == start)).sum())
-        if broken:
-            raise InputError(
-                f"layout is 'qa': {broken} of {documents} documents lack a question or an answer; remove them, or use "
-                "another layout"
-            )
+        remedy = f"{broken} of {documents} documents lack a question or an answer; remove them, or use another layout"
+        require(broken == 0, "layout", "qa", remedy)
         answer, stage = split.segments[last], np.full(documents, self.stage)
         if generator is not None and self.uniform_prob:
             random_stages = generator.integers(0, self.stages, documents, endpoint=True)
@@ -194,17 +186,14 @@ class QuestionAnswer(RowLayout):
         *,
         left: bool = False,
     ) -> Batch:
-        """As every layout, with `question_lengths` int64 [rows]."""
+        """Return the batch of every layout, with `question_lengths` int64 [rows]."""
         import torch
 
         batch = super().assemble(split, rows, tokenizer, scored, left=left)
         return batch | {"question_lengths": torch.from_numpy(rows.target - rows.start)}
 
     def prompt_text(self, prompt: str) -> str:
-        """Return a question as it is in a record: on one line, without white space around it.
-
-        Each line break becomes a space.
-        """
+        """Return a question as it is in a record, on one line without white space around it."""
         return f"{one_line(prompt)}\n"
 
     def _latents(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -233,7 +222,7 @@ class QuestionAnswer(RowLayout):
             template = template.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids)))
         return template
 
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         return {
             "context": "whole records: steps and answer after the question",
             "first_token": "the first token after the question is scored given the question",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mentalese.data.layouts.base import Layout
-from mentalese.data.packing import pack_streams
 from mentalese.data.rows import Rows, sentence_streams
 from mentalese.data.split import Split
 from mentalese.errors import InputError
@@ -50,7 +49,7 @@ class SentenceStreams(Layout):
 
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         sizes = rows.lexical_targets(split)
-        return pack_streams(sizes, self.passes(rows), self.tokens_per_batch, self.bucket_width, generator)
+        return _pack(sizes, self.passes(rows), self.tokens_per_batch, self.bucket_width, generator)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         """Whole documents."""
@@ -62,7 +61,7 @@ class SentenceStreams(Layout):
         assert rows.last is not None
         return rows.last - rows.first
 
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         return {
             "context": "whole documents, sentence by sentence, with the model's memory of earlier sentences",
             "first_token": "a sentence's first token is scored after its sentence-start token, which is given, and the "
@@ -72,3 +71,52 @@ class SentenceStreams(Layout):
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         return encoder.sentences(text)
+
+
+def _pack(
+    sizes: np.ndarray, sentences: np.ndarray, budget: int, bucket_width: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pack batches of sentence streams under a token budget (Thought Gestalt, appendix B.1).
+
+    Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
+    preallocated batches. Each stream goes to the next batch in turn that stays within `budget` lexical tokens and the
+    maximum number of streams. B.1 gives no value of this maximum; here it is `budget` over the mean number of tokens of
+    a stream, rounded up. A stream that fits nowhere opens a new batch, and a stream above the budget is a batch.
+
+    Args:
+        sizes, sentences: lexical tokens and sentences per stream, int64 [streams].
+    """
+    limit = -(-budget * len(sizes) // int(sizes.sum()))
+    batches = -(-int(sizes[sizes <= budget].sum()) // budget)
+
+    shuffled = generator.permutation(len(sizes))
+    bucket = (sentences[shuffled] - 1) // bucket_width
+    shuffled = shuffled[np.argsort(-bucket, kind="stable")]
+
+    batch_of = np.empty(len(sizes), dtype=np.int64)
+    free = np.full(batches + len(sizes), budget)  # lexical tokens that still fit; -1: closed
+    streams = np.zeros_like(free)
+    turn = 0
+    for row, size in zip(shuffled.tolist(), sizes[shuffled].tolist()):
+        if size > budget:
+            batch, batches = batches, batches + 1
+            free[batch] = -1
+        else:
+            batch = turn
+            if batch >= batches or size > free[batch]:
+                fits = np.flatnonzero(free[:batches] >= size)
+                if len(fits):
+                    batch = int(fits[np.searchsorted(fits, turn) % len(fits)])
+                else:
+                    batch, batches = batches, batches + 1
+            turn = (batch + 1) % batches
+            free[batch] -= size
+            streams[batch] += 1
+            if streams[batch] == limit:
+                free[batch] = -1
+        batch_of[row] = batch
+
+    _, batch_of, counts = np.unique(batch_of, return_inverse=True, return_counts=True)  # some may have stayed empty
+    place = generator.permutation(len(counts))
+    order = np.lexsort((-sizes, place[batch_of]))
+    return order, np.concatenate([[0], np.cumsum(counts[np.argsort(place)])])
