@@ -65,7 +65,7 @@ def short(name: str, text: Path) -> Recipe:
     """The recipe for a run of seconds, with dropout if its model has some, so that each step draws numbers."""
     recipe = shrink(get_recipe(name), text, steps=STEPS, checkpoint_every=CHECKPOINT, eval_every=VALIDATE)
     model = recipe.model
-    if "resid_pdrop" in model_fields(model["model_type"]).fields:
+    if "resid_pdrop" in model_fields(model["model_type"]):
         model = model | {"resid_pdrop": 0.1}
     evaluation = dataclasses.replace(recipe.evaluation, answer_tokens=8)
     return dataclasses.replace(recipe, model=model, evaluation=evaluation)

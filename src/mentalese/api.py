@@ -8,22 +8,24 @@ from pathlib import Path
 from typing import Any, cast
 
 from mentalese.data.memory import as_source
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
-from mentalese.files import as_path, check_place, write_json
+from mentalese.files import JsonObject, check_place, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import AS_IT_IS, Recipe
 from mentalese.recipe_files import open_recipe, override
+from mentalese.values import Place, checked
 from mentalese.viewer.page import notebook_page
 
 ThoughtTrace.draw = notebook_page
+_TWO_TEXTS = "data is set too, set one of them"
 
 
 def train(
     recipe: str | Path | Recipe,
     *settings: str,
-    data: Any = None,
+    data: object = None,
     out: str | Path | None = None,
     resume: bool = False,
     show: bool = True,
@@ -50,17 +52,14 @@ def train(
     """
     from mentalese.training.loop import train as run
 
-    if not isinstance(recipe, str | Path | Recipe):
-        raise InputError(f"recipe is of type {type(recipe).__name__}: use a recipe, its name or a file")
     final_recipe = recipe if isinstance(recipe, Recipe) else open_recipe(recipe)
     if data is not None:
         for setting in settings:
-            if isinstance(setting, str) and setting.startswith("data.source="):
-                raise InputError(f"{setting!r} is set, and data is set too: set one of them")
+            require(not str(setting).startswith("data.source="), "a setting", setting, _TWO_TEXTS)
         text = dataclasses.replace(final_recipe.data, **AS_IT_IS | {"source": as_source(data)})
         final_recipe = dataclasses.replace(final_recipe, data=text)
     final_recipe = override(final_recipe, *settings)
-    folder = Path("runs") / final_recipe.name.replace("/", "-") if out is None else as_path(out, "out")
+    folder = Path("runs") / final_recipe.name.replace("/", "-") if out is None else checked("out", Place, out)
     run(final_recipe, folder, resume=resume, show=show)
     return load(folder)
 
@@ -69,11 +68,11 @@ def evaluate(
     model: str | Path | Saved,
     tasks: str | Sequence[str] = ("perplexity",),
     *,
-    data: Any = None,
+    data: object = None,
     out: str | Path | None = None,
     show: bool = True,
     **options: Any,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """Score a model on a text and on zero-shot questions, as `mentalese eval` does.
 
     Args:
@@ -108,8 +107,8 @@ def evaluate(
 
 
 def answer(
-    model: str | Path | Saved, *, data: Any = None, out: str | Path | None = None, show: bool = True, **options: Any
-) -> dict[str, Any]:
+    model: str | Path | Saved, *, data: object = None, out: str | Path | None = None, show: bool = True, **options: Any
+) -> JsonObject:
     """Ask a model questions, as `mentalese answer` does.
 
     Args:
@@ -153,16 +152,14 @@ def _opened(model: str | Path | Saved) -> Saved:
     return model if isinstance(model, Saved) else load(model)
 
 
-def _with_source(options: dict[str, Any], data: Any) -> dict[str, Any]:
+def _with_source(options: JsonObject, data: object) -> JsonObject:
     if data is None:
         return options
-    if "source" in options:
-        raise InputError(f"source is {options['source']!r}, and data is set too: set one of them")
+    require("source" not in options, "source", options.get("source"), _TWO_TEXTS)
     return options | {"source": as_source(data)}
 
 
 def _place(out: str | Path | None) -> Path | None:
-    """Return the path of a result; raise `InputError` if it cannot be written."""
-    place = None if out is None else as_path(out, "out")
+    place = None if out is None else checked("out", Place, out)
     check_place(place, "out")
     return place

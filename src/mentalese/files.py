@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from safetensors import SafetensorError
 
 from mentalese.errors import InputError, require
 
+JsonObject = dict[str, Any]
+"""An object of JSON whose keys are not known here."""
+
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 _REFUSALS |= {errno.EEXIST}  # a file where a folder would be
-_LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -37,30 +39,11 @@ def cache_dir() -> Path:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-def as_path(value: Any, name: str) -> Path:
-    """Return a path that the user passed as `name`; raise `InputError` for anything else."""
-    try:
-        path = Path(value)
-    except TypeError:
-        raise InputError(f"{name} is of type {type(value).__name__}: use a path (str or Path)") from None
-    check_characters(str(path), name)
-    short = all(len(part.encode()) <= _LONGEST_NAME for part in path.parts)
-    require(short, name, f"{str(path)[:40]} ..", f"use a path, whose names have at most {_LONGEST_NAME} bytes")
-    return path
-
-
-def check_characters(text: str, name: str) -> None:
-    """Raise `InputError` for a path or name of a source that no file can have."""
-    in_unicode = not any("\ud800" <= character <= "\udfff" for character in text)
-    require(in_unicode, name, text, "use a path in Unicode")
-    require("\0" not in text, name, text, "use a path, which has no character 0")
-
-
 def check_place(out: Path | None, name: str) -> None:
     """Check the place of a file that will be written, which is `name` to the user.
 
     Raises:
-        InputError: its folder is missing, or the right to write there; it is a folder, or a file of a run or model.
+        InputError: its folder is missing or cannot be written; it is a folder, or a file of a run or model.
     """
     if out is None:
         return
@@ -77,22 +60,14 @@ def check_place(out: Path | None, name: str) -> None:
 
 
 def check_folder_place(folder: Path, name: str) -> None:
-    """Check the place of a folder that will be made, or written into, which is `name` to the user.
-
-    Raises:
-        InputError: the folder, or one above it, is a file or cannot be written.
-    """
+    """Raise `InputError` if a folder, which is `name` to the user, cannot be made or written into."""
     place = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     require(place.is_dir(), name, str(folder), f"{place} is a file, use a folder")
     require(os.access(place, os.W_OK | os.X_OK), name, str(folder), f"{place} cannot be written, use another folder")
 
 
 def check_page(page: Path, data: str) -> None:
-    """Check the place of a page and its folder.
-
-    Raises:
-        InputError: a folder that cannot be written, or that has another page, without the file `data` beside it.
-    """
+    """Raise `InputError` if a page's folder cannot be written, or has another page, without `data` beside it."""
     check_folder_place(page.parent, "--out")
     free = not page.exists() or page.with_name(data).is_file()
     require(free, "--out", str(page.parent), f"it has another {page.name}: use another folder")
@@ -213,7 +188,7 @@ def write_text(path: Path, text: str) -> None:
             file.write(text)
 
 
-def compact_json(content: Any, width: int = 4000) -> str:
+def compact_json(content: object, width: int = 4000) -> str:
     """Return JSON with lines of about `width` characters at most: one for a run or a curve, not for each number."""
     text = json.dumps(content, separators=(",", ":"))
     if len(text) <= width or not isinstance(content, dict | list):
@@ -230,7 +205,7 @@ def compact_json(content: Any, width: int = 4000) -> str:
     return "\n".join([text[0] + lines[0], *lines[1:]]).removesuffix(",") + "\n" + text[-1]
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write JSON, indented, as `whole_file` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
@@ -249,18 +224,18 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checksum(content: Any) -> str:
+def checksum(content: object) -> str:
     """Return the SHA-256 of a JSON value, in hex; spaces and the order of names do not count."""
     parsed = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(parsed, sort_keys=True).encode()).hexdigest()
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
+def sealed(content: Mapping[str, object]) -> JsonObject:
     """Return the content with its checksum, for files that are read again."""
-    return content | {CHECKSUM: checksum(content)}
+    return {**content, CHECKSUM: checksum(content)}
 
 
-def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
+def unsealed(content: JsonObject, where: object) -> JsonObject:
     """Return the content without its checksum; content without a checksum is valid, since people write such files too.
 
     Raises:
@@ -275,7 +250,7 @@ def unsealed(content: dict[str, Any], where: object) -> dict[str, Any]:
     return content
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Return the object in a JSON file, without its checksum; raise `InputError` if the file is damaged."""
     try:
         content = dict(json.loads(path.read_text(encoding="utf-8")).items())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from mentalese.files import read_json
+from mentalese.files import JsonObject, read_json
 
 
 def short_count(number: float) -> str:
@@ -26,7 +25,7 @@ def scored_as(of: Mapping[str, object]) -> str:
     return "" if estimator == "exact" else f" ({estimator})"
 
 
-def unanswered(figure: Mapping[str, Any]) -> str:
+def unanswered(figure: JsonObject) -> str:
     """Return the number of answers cut at the limit, and of questions not asked or left out: `, 3 unfinished`.
 
     Results of earlier versions have no such counts.
@@ -66,7 +65,7 @@ def round_numbers(low: float, high: float) -> list[float]:
     return [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
 
 
-def by_next_token(point: dict[str, Any]) -> dict[str, Any]:
+def by_next_token(point: JsonObject) -> JsonObject:
     """Return a point of a learning curve with the next token's `loss`, in nats, if the model records it (`ntp`).
 
     Other losses have different weights and units, so their curves are not comparable.

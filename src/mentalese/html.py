@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 PALETTE = (TEMPLATES / "palette.css").read_text(encoding="utf-8")
 
 
-def render(template: str, *, script: str = "", data: Any = None, **values: Any) -> str:
+def render(template: str, *, script: str = "", data: object = None, **values: object) -> str:
     """Return a page as text.
 
     Its Content-Security-Policy refuses every request and every script but `script`, which is identified by its hash
@@ -35,11 +34,12 @@ def render(template: str, *, script: str = "", data: Any = None, **values: Any) 
     if script:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy[1:1] = [f"script-src 'sha256-{digest}'", "img-src data:"]  # for pictures that the script draws
-    values |= {"script": Markup(script), "data": Markup(as_json(data)), "policy": Markup("; ".join(policy))}
-    return _engine().get_template(template).render(palette=Markup(PALETTE), **values)
+    fixed = {"script": script, "data": as_json(data), "policy": "; ".join(policy), "palette": PALETTE}
+    trusted = {name: Markup(text) for name, text in fixed.items()}
+    return _engine().get_template(template).render(**trusted, **values)
 
 
-def page(title: str, *, style: str, body: str, script: str = "", data: Any = None) -> str:
+def page(title: str, *, style: str, body: str, script: str = "", data: object = None) -> str:
     """Return a page whose style sheet and body are written by hand; see `render`."""
     return render("page.html.j2", script=script, data=data, title=title, style=Markup(style), body=Markup(body))
 
@@ -60,7 +60,7 @@ def _engine() -> Environment:
     return engine
 
 
-def as_json(content: Any) -> str:
+def as_json(content: object) -> str:
     """Return JSON that can stand inside a `<script>` element: no character of it ends the element or a comment.
 
     Raises:

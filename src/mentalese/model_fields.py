@@ -34,7 +34,7 @@ class ConfigField:
     default: Any
     doc: str = ""
 
-    def read(self, place: str, value: Any) -> Any:
+    def read(self, place: str, value: object) -> object:
         """Return a value from a file or a command line; text is parsed, all else stays as it is.
 
         Raises:
@@ -44,31 +44,20 @@ class ConfigField:
         return parsed if isinstance(value, str) else value
 
 
-@dataclass(frozen=True)
-class ModelFields:
-    """A config class.
-
-    Attributes:
-        fields: fields of the class and its bases, without the fields that every config of transformers has.
-        own_names: the usual name of a field -> its name in this class, if it differs (`hidden_size` -> `n_embd`).
-    """
-
-    fields: dict[str, ConfigField]
-    own_names: dict[str, str]
-
-    def names(self) -> list[str]:
-        """Return every name that a field has."""
-        return [*self.fields, *self.own_names]
-
-
 def is_filled_in(name: str) -> bool:
     """Test if a field is set from the tokenizer, or by the caller of the model, and not by a recipe."""
     return name in ("vocab_size", "use_cache") or name.endswith("_token_id")
 
 
 @cache
-def model_fields(model_type: str) -> ModelFields:
-    """Return the fields of a model type's config; raises `InputError` with the nearest type if there is none."""
+def model_fields(model_type: str) -> dict[str, ConfigField]:
+    """Return the fields of a model type's config, without the fields that every config of transformers has.
+
+    A field is there by its name in the class and, after all of these, by its usual name (`hidden_size` for `n_embd`).
+
+    Raises:
+        InputError: no such type; the message has the nearest one.
+    """
     if model_type not in CONFIG_MAPPING:
         close = nearest(model_type, CONFIG_MAPPING.keys())
         raise InputError(f"model.model_type is {model_type!r}: no such type{close}", "model.model_type")
@@ -80,7 +69,7 @@ def model_fields(model_type: str) -> ModelFields:
         for field in dataclasses.fields(cls)
         if field.name not in common
     }
-    return ModelFields(fields, dict(cls.attribute_map))
+    return fields | {usual: fields[name] for usual, name in cls.attribute_map.items() if name in fields}
 
 
 def _checkable(hint: Any) -> Any:
@@ -88,7 +77,7 @@ def _checkable(hint: Any) -> Any:
     return Any if any(map(typing.is_typeddict, typing.get_args(hint))) else hint
 
 
-def field_docs(cls: Any) -> dict[str, str]:
+def field_docs(cls: type) -> dict[str, str]:
     """Return the descriptions of fields in the docstrings of a class and its bases; names may share an entry."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -11,10 +11,11 @@ import sys
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from mentalese.files import JsonObject
+from mentalese.model_fields import model_fields
 from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
 from mentalese.registry import recipes
 
@@ -56,9 +57,8 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
         registered is None
         or registered.phases != recipe.phases
         or registered.model["model_type"] != recipe.model["model_type"]
+        or registered.layout.kind != recipe.layout.kind
     ):
-        return None
-    if registered.layout.kind != recipe.layout.kind:
         return None
     arguments: list[str] = []
     if recipe.data.source != registered.data.source:
@@ -85,14 +85,12 @@ def train_command(recipe: Recipe, out: Path) -> str | None:
     return f"mentalese train {shlex.join([recipe.name, *arguments, '--out', str(out)])}"
 
 
-def _fields(recipe: Recipe, section: str) -> dict[str, Any]:
+def _fields(recipe: Recipe, section: str) -> dict[str, object]:
     """Return a section's fields by the names that its options have."""
     if section != "model":
         return vars(getattr(recipe, section))
-    from mentalese.models.build import config_class
-
-    names = config_class(recipe.model["model_type"]).attribute_map
-    return {names.get(name, name): value for name, value in recipe.model.items()}
+    fields = model_fields(recipe.model["model_type"])
+    return {fields[name].name if name in fields else name: value for name, value in recipe.model.items()}
 
 
 def _processor() -> str:
@@ -104,8 +102,8 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Device, processor, cores that this process may use, and threads."""
+def hardware(device: torch.device) -> JsonObject:
+    """Return device, processor, cores that this process may use, and threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {"device": device.type, "name": name, "cores": cores, "threads": torch.get_num_threads()}

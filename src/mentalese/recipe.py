@@ -10,13 +10,14 @@ import hashlib
 import json
 from dataclasses import field
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from mentalese.data.config import AS_IT_IS, DataConfig, Detokenizer, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed, layout_of
-from mentalese.errors import InputError, nearest, require
+from mentalese.errors import nearest, require
+from mentalese.files import JsonObject
 from mentalese.values import (
     Integer,
     NonNegative,
@@ -26,8 +27,8 @@ from mentalese.values import (
     PositiveNumber,
     Share,
     Texts,
+    checked,
     checked_dataclass,
-    from_data,
 )
 
 __all__ = [
@@ -48,8 +49,7 @@ LENGTHS = ("steps", "epochs", "tokens")
 """Fields of `TrainConfig` of which one sets a run's length."""
 
 
-def _written(fields: dict[str, Any]) -> dict[str, Any]:
-    """Check that fields can be written as JSON and read back."""
+def _written(fields: JsonObject) -> JsonObject:
     try:
         json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -57,8 +57,8 @@ def _written(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-Data = Annotated[dict[str, Any], AfterValidator(_written)]
-Fields = dict[str, Any]
+Data = Annotated[JsonObject, AfterValidator(_written)]
+Fields = JsonObject
 """Fields of a model's config, as JSON has them."""
 Decay = Annotated[Number, Field(ge=0, lt=1)]
 
@@ -88,11 +88,10 @@ class OptimizerConfig:
     max_grad_norm: PositiveNumber | None = 1.0
 
     def __post_init__(self) -> None:
-        if self.schedule == "constant" and self.min_learning_rate_ratio != type(self).min_learning_rate_ratio:
-            raise InputError(
-                f"optimizer.min_learning_rate_ratio is {self.min_learning_rate_ratio}: a constant schedule has no end; "
-                "remove it, or set optimizer.schedule to cosine or linear"
-            )
+        ratio = self.min_learning_rate_ratio
+        has_end = self.schedule != "constant" or ratio == type(self).min_learning_rate_ratio
+        remedy = "a constant schedule has no end; remove it, or set optimizer.schedule to cosine or linear"
+        require(has_end, "optimizer.min_learning_rate_ratio", ratio, remedy)
 
 
 @checked_dataclass("train")
@@ -157,16 +156,12 @@ class TrainConfig:
         lengths = {"steps": self.steps, "epochs": self.epochs, "tokens": self.tokens}
         limits = {name: value for name, value in lengths.items() if value is not None}
         require(len(limits) == 1, "train.steps, train.epochs, train.tokens", limits, "set exactly one of the three")
-        self._check_lora()
-
-    def _check_lora(self) -> None:
-        rank = self.lora_rank
-        if rank is None:
+        if (rank := self.lora_rank) is not None:
+            require(self.init is not None, "train.lora_rank", rank, "set train.init to the model that gets adapters")
+            require(self.parallel == "ddp", "train.lora_rank", rank, "set train.parallel=ddp, which adapters need")
+        else:
             for name in ("lora_alpha", "lora_targets"):
                 require(not getattr(self, name), f"train.{name}", getattr(self, name), "set train.lora_rank too")
-            return
-        require(self.init is not None, "train.lora_rank", rank, "set train.init to the model that gets adapters")
-        require(self.parallel == "ddp", "train.lora_rank", rank, "set train.parallel=ddp, which adapters need")
 
 
 @checked_dataclass("phases")
@@ -225,16 +220,14 @@ class Recipe:
         require(isinstance(kind, str), "model.model_type", kind, "use the name of a type, e.g. 'gpt2'")
         changeable = self.layout.changeable
         for name in (name for phase in self.phases for name in phase.layout):
-            if name not in changeable:
-                raise InputError(
-                    f"phases.layout is {name!r}: only {', '.join(changeable)} can change during a run"
-                    f"{nearest(name, changeable)}"
-                )
+            remedy = f"only {', '.join(changeable)} can change during a run{nearest(name, changeable)}"
+            require(name in changeable, "phases.layout", name, remedy)
         for layout in self.layouts():
             layout.check_evaluation(self.evaluation)
         bounds = self.evaluation.max_documents, self.evaluation.max_test_documents
-        if (seed := self.evaluation.documents_seed) is not None and bounds == (None, None):
-            raise InputError(f"evaluation.documents_seed is {seed}: set evaluation.max_documents too")
+        seed = self.evaluation.documents_seed
+        bounded = seed is None or bounds != (None, None)
+        require(bounded, "evaluation.documents_seed", seed, "set evaluation.max_documents too")
 
     def replace(self, **changes: Any) -> Recipe:
         """Return the recipe with other fields; a dict changes only these fields of a part: `train={"epochs": 2}`."""
@@ -249,21 +242,17 @@ class Recipe:
         changes = (phase.layout for phase in self.phases)
         return list(accumulate(changes, lambda old, change: dataclasses.replace(old, **change), initial=self.layout))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the recipe as JSON-ready data (tuples become lists)."""
         fields = dataclasses.asdict(self)
         fields["layout"] = {"kind": self.layout.kind, **fields["layout"]}
         return json.loads(json.dumps(fields))
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Recipe:
-        """Return the recipe from the result of `to_dict`.
-
-        Raises:
-            InputError: a field or a layout that does not exist or is missing, or a value of another type.
-        """
+    def from_dict(cls, data: JsonObject) -> Recipe:
+        """Return the recipe from the result of `to_dict`; raise `InputError` that names a wrong or missing field."""
         require(isinstance(data, dict), "recipe", data, "use what Recipe.to_dict() returns")
-        return from_data(cls, "", data)
+        return checked("", cls, data, parse=True)
 
     def fingerprint(self) -> str:
         """Return a short hash of all that changes the run's result; equal recipes have equal fingerprints."""

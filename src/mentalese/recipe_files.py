@@ -21,16 +21,19 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from mentalese.errors import InputError, nearest
+from mentalese.data.layouts import Layout
+from mentalese.errors import InputError, nearest, require
+from mentalese.files import JsonObject
 from mentalese.model_fields import model_fields
-from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
+from mentalese.recipe import AS_IT_IS, LENGTHS, DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
-from mentalese.values import checked, from_data
+from mentalese.values import Place, checked
 
+Section = DataConfig | Layout | OptimizerConfig | TrainConfig | EvaluationConfig
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 _LISTED = " (`mentalese show RECIPE` lists all fields)"
 
@@ -41,23 +44,22 @@ def open_recipe(name: str | Path) -> Recipe:
     Raises:
         InputError: the file cannot be read, a field does not exist or has a wrong value, or no recipe has this name.
     """
-    if isinstance(name, str) and Path(name).suffix not in SUFFIXES:
+    path = checked("recipe", Place, name)
+    if isinstance(name, str) and path.suffix not in SUFFIXES:
         return get_recipe(name)
-    path = Path(name)
-    content = _read(path)
     try:
-        return _from_content(content, path)
+        return _from_content(_read(path), path)
     except InputError as error:
         raise InputError(f"{path}: {error}", error.field) from error
 
 
-def sections(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe's sections by name, each a dataclass; `model` is not among them."""
-    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    return {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
+def sections(recipe: Recipe) -> dict[str, Section]:
+    """Return the recipe's sections by name; `model` is not among them."""
+    names = ("data", "layout", "optimizer", "train", "evaluation")
+    return {name: getattr(recipe, name) for name in names}
 
 
-def section_fields(section: type) -> dict[str, Any]:
+def section_fields(section: type) -> dict[str, object]:
     """Return the fields of a section's class and their types."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
@@ -66,33 +68,33 @@ def section_fields(section: type) -> dict[str, Any]:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     import yaml
 
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{path} has the suffix {path.suffix!r}: use a file that ends in {', '.join(SUFFIXES)}")
+    require(path.suffix in SUFFIXES, "the suffix", path.suffix, f"use a file that ends in {', '.join(SUFFIXES)}")
     try:
         text = path.read_text(encoding="utf-8")
-        if path.suffix == ".toml":
-            content = tomllib.loads(text)
-        else:
-            content = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else _from_yaml(text)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        readers: dict[str, Callable[[str], object]] = {
+            ".toml": tomllib.loads,
+            ".json": partial(json.loads, object_pairs_hook=_once),
+        }
+        content = readers.get(path.suffix, _from_yaml)(text)
+    except InputError:
+        raise
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist: use the name of a recipe or of a file") from None
+        raise InputError("it does not exist: use the name of a recipe or of a file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}): use a UTF-8 text file") from error
+        raise InputError(f"it cannot be read ({error}): use a UTF-8 text file") from error
     except (ValueError, RecursionError, yaml.YAMLError) as error:  # YAML also refuses dates that do not exist
-        raise InputError(f"{path} is not {path.suffix[1:]}: {' '.join(str(error).split())}") from error
+        raise InputError(f"it is not {path.suffix[1:]}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} contains {type(content).__name__}: use fields of a recipe, such as `train: ..`")
+        raise InputError(f"it contains {type(content).__name__}: use fields of a recipe, such as `train: ..`")
     return content
 
 
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a dict of the pairs; raises `InputError` for a name that is there twice: readers keep only the last."""
-    fields: dict[Any, Any] = {}
+def _once(pairs: Iterable[tuple[object, object]]) -> dict[object, object]:
+    """Return a dict of the pairs; raise `InputError` for a name that is there twice: readers keep only the last."""
+    fields: dict[object, object] = {}
     for name, value in pairs:
         if name in fields:
             raise InputError(f"{name} is there twice in one section: keep one, or put both into one")
@@ -100,11 +102,11 @@ def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     return fields
 
 
-def _from_yaml(text: str) -> Any:
+def _from_yaml(text: str) -> object:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> Any:
+        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
             _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
             return node
@@ -112,21 +114,21 @@ def _from_yaml(text: str) -> Any:
     return yaml.load(text, Loader)
 
 
-def _from_content(content: dict[str, Any], path: Path) -> Recipe:
+def _from_content(content: dict[str, object], path: Path) -> Recipe:
     if "base" in content:
-        base = get_recipe(content.pop("base"))
+        base = get_recipe(checked("base", str, content.pop("base")))
         about = {"name": path.stem, "description": f"{base.description}, changed by {path.name}", "paper": None}
         return change(base, about | content)
-    fields: dict[str, Any] = {"name": path.stem, "description": f"from {path.name}"} | content
+    fields: dict[str, object] = {"name": path.stem, "description": f"from {path.name}"} | content
     if isinstance(model := fields.get("model", {}), dict):
         fields["model"] = _model(model, {}, "model") if "model_type" in model else model
-    return from_data(Recipe, "", fields)
+    return Recipe.from_dict(fields)
 
 
 # -- changes ---------------------------------------------------------------------------------------------------------
 
 
-def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def change(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """Return the recipe with other values.
 
     Args:
@@ -138,62 +140,59 @@ def change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         InputError: a field does not exist, a value is of another type or out of range, or a prepared store is to have
             another tokenizer.
     """
-    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    fields: dict[str, object] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    old = sections(recipe)
     for name, new in changes.items():
-        old = fields.get(name)
         if isinstance(new, Mapping) and name == "model":
             fields[name] = _model(new, recipe.model, name)
-        elif isinstance(new, Mapping) and dataclasses.is_dataclass(old):
-            fields[name] = _section(name, old, new)
         else:
-            fields[name] = new
-    return from_data(Recipe, "", fields)
+            fields[name] = _section(old[name], new) if isinstance(new, Mapping) and name in old else new
+    return Recipe.from_dict(fields)
 
 
-def _section(section: str, old: Any, new: Mapping[str, Any]) -> dict[str, Any]:
+def _section(old: Section, new: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a section with other values, among them those that follow from these."""
     now = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
     differs = {name for name, value in new.items() if value != now.get(name)}
-    if section == "layout":
+    if isinstance(old, Layout):
         kind = new.get("kind", old.kind)
         return (now if kind == old.kind else {}) | dict(new) | {"kind": kind}
-    if section == "train" and differs & {*LENGTHS}:
+    if isinstance(old, TrainConfig) and differs & {*LENGTHS}:
         now |= dict.fromkeys(LENGTHS)
-    if section == "data":
+    if isinstance(old, DataConfig):
         source = new.get("source", old.source)
-        if "tokenizer" in differs and str(source).startswith("store:"):
-            raise InputError(
-                f"data.tokenizer is {new['tokenizer']!r}: {source} has its own tokenizer; leave it out, or use "
-                "--tokenizer with `mentalese data prepare`"
-            )
+        remedy = f"{source} has its own tokenizer; leave it out, or use --tokenizer with `mentalese data prepare`"
+        keeps = "tokenizer" not in differs or not str(source).startswith("store:")
+        require(keeps, "data.tokenizer", new.get("tokenizer"), remedy)
         if "source" in differs:
             now |= AS_IT_IS
     return now | dict(new)
 
 
-def _model(new: Mapping[str, Any], old: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _model(new: Mapping[str, object], old: Mapping[str, object], place: str) -> dict[str, object]:
     """Return the fields of a model with other values, each of its type, under the names in its config."""
     model_type = checked(f"{place}.model_type", str, new.get("model_type", old.get("model_type")))
-    config_fields = model_fields(model_type)
+    fields = model_fields(model_type)
     now = dict(old) if model_type == old.get("model_type") else {"model_type": model_type}
-    spellings = {config_fields.own_names.get(name, name): name for name in now}
+    spellings = {fields[name].name: name for name in now if name in fields}
     config_names: set[str] = set()
     for name, value in new.items():
-        config_name = config_fields.own_names.get(name, name)
         if name == "model_type":
             continue
-        if config_name not in config_fields.fields:
-            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, config_fields.names())}")
+        if name not in fields:
+            raise InputError(f"{place}.{name}: {model_type} has no such field{nearest(name, fields)}")
+        config_name = fields[name].name
         if config_name in config_names:
             raise InputError(f"{place}.{name} and {place}.{config_name} are one field of {model_type}: keep one")
         config_names.add(config_name)
-        before = now.get(spellings.get(config_name, config_name))
+        spelling = spellings.get(config_name, config_name)
+        before = now.get(spelling)
         if isinstance(value, Mapping) and isinstance(before, dict) and "model_type" in before:
             value = _model(value, before, f"{place}.{name}")
         else:
-            value = config_fields.fields[config_name].read(place, value)
-        if value != before or config_name not in spellings:
-            now.pop(spellings.get(config_name, config_name), None)
+            value = fields[name].read(place, value)
+        if value != before or spelling not in now:
+            now.pop(spelling, None)
             now[config_name] = value
     return now
 
@@ -206,16 +205,14 @@ def override(recipe: Recipe, *settings: str) -> Recipe:
     Raises:
         InputError: a field does not exist, or a value is of another type or out of range.
     """
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     for setting in settings:
-        if not isinstance(setting, str):
-            raise InputError(f"a setting is {setting!r}: use texts, 'section.field=value'")
-        set_in(changes, *parse_setting(recipe, setting))
+        set_in(changes, *parse_setting(recipe, checked("a setting", str, setting)))
     return change(recipe, changes)
 
 
-def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], Any]:
-    """Return the path of a field and its value from `section.field=value`; raises `InputError` as `override` does."""
+def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], object]:
+    """Return the path of a field and its value from `section.field=value`; raise `InputError` as `override` does."""
     place, equals, text = setting.partition("=")
     path = [part.replace("-", "_") for part in place.split(".")]
     if not equals or len(path) < 2:
@@ -223,12 +220,12 @@ def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], Any]:
     return path, parse_text(place, field_type(recipe, path), text)
 
 
-def parse_text(name: str, hint: Any, text: str) -> Any:
+def parse_text(name: str, hint: object, text: str) -> object:
     """Return the value that a text states for a type: `none`, a list with commas, JSON, or input of pydantic."""
     kinds = {typing.get_origin(kind) or kind for kind in members(hint)}
     if type(None) in kinds and text.lower() in ("none", "null"):
         return None
-    value: Any = text
+    value: object = text
     if kinds & {tuple, list}:
         value = json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",") if part.strip()]
     elif not kinds & {str, float} or int in kinds:
@@ -237,7 +234,7 @@ def parse_text(name: str, hint: Any, text: str) -> Any:
     return checked(name, hint, value, parse=True)
 
 
-def members(hint: Any) -> tuple[Any, ...]:
+def members(hint: object) -> tuple[object, ...]:
     """Return the types of a union, or the one type, without annotations."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
@@ -247,35 +244,32 @@ def members(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def set_in(changes: dict[str, Any], path: Sequence[str], value: Any) -> None:
+def set_in(changes: JsonObject, path: Sequence[str], value: object) -> None:
     """Set a value in nested dicts."""
     for name in path[:-1]:
         changes = changes.setdefault(name, {})
     changes[path[-1]] = value
 
 
-def field_type(recipe: Recipe, path: Sequence[str]) -> Any:
+def field_type(recipe: Recipe, path: Sequence[str]) -> object:
     """Return the type of a field of this recipe; raises `InputError` with the nearest name.
 
     Args:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.
     """
     section, *names = path
-    recipe_sections = sections(recipe)
-    if section not in ("model", *recipe_sections):
-        raise InputError(
-            f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, ['model', *recipe_sections])}"
-        )
+    parts: dict[str, object] = {"model": None, **sections(recipe)}
+    if section not in parts:
+        raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, parts)}")
     model, place = recipe.model, section
     while section == "model" and len(names) > 1 and "model_type" in (model.get(names[0]) or {}):
         model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
     name = ".".join(names)
     if section == "model":
         fields = model_fields(model["model_type"])
-        hints = {each: fields.fields[fields.own_names.get(each, each)].hint for each in fields.names()}
-        hints["model_type"] = str
+        hints = {each: field.hint for each, field in fields.items()} | {"model_type": str}
     else:
-        hints = section_fields(type(recipe_sections[section])) | ({"kind": str} if section == "layout" else {})
+        hints = section_fields(type(parts[section])) | ({"kind": str} if section == "layout" else {})
     if name not in hints:
         raise InputError(f"{place}.{name}: no such field{nearest(name, hints) or _LISTED}")
     return hints[name]

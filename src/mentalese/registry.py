@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from mentalese.errors import InputError, nearest
+from mentalese.values import checked
 
 if TYPE_CHECKING:
     from mentalese.recipe import Recipe
@@ -76,7 +77,7 @@ class Family:
     grow: str | None = None
     figures: str | None = None
     layouts: dict[str, str] = field(default_factory=dict)
-    idle_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    idle_options: dict[str, dict[str, str | dict[str, object]]] = field(default_factory=dict)
     tested: dict[str, Tested] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,9 +164,7 @@ def recipes_of(name: str) -> list[Recipe]:
 def get_recipe(name: str) -> Recipe:
     """Return the recipe called `name`; raises `InputError` with the nearest name where there is none."""
     by_name = recipes()
-    if not isinstance(name, str):
-        raise InputError(f"a recipe's name is {name!r}: use text, e.g. 'gpt2/tiny'")
-    if name not in by_name:
+    if checked("a recipe's name", str, name) not in by_name:
         raise InputError(f"no recipe is called {name!r}{nearest(name, by_name)} (`mentalese list` shows all)")
     return by_name[name]
 

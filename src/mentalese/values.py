@@ -21,19 +21,27 @@ from pydantic.dataclasses import dataclass
 from mentalese.errors import InputError, nearest
 
 T = TypeVar("T")
+P = TypeVar("P", str, Path)
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 _MOST = 2**63 - 1  # the largest integer of numpy and torch
+_LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
 
 
-def _as_written(value: Any, check: Callable[[Any], float]) -> float:
+def _as_written(value: object, check: Callable[[object], float]) -> float:
     """Check a number; a whole one stays an integer, as it stands in files and in fingerprints."""
     number = check(value)
     return value if type(value) is int else number
 
 
-def _usable(path: Path) -> Path:
+def _without_zero(path: P) -> P:
     if "\0" in str(path):
         raise ValueError("use a path, which has no character 0")
+    return path
+
+
+def _short(path: Path) -> Path:
+    if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
+        raise ValueError(f"use a path, whose names have at most {_LONGEST_NAME} bytes")
     return path
 
 
@@ -45,7 +53,8 @@ PositiveNumber = Annotated[Number, Field(gt=0)]
 NonNegativeNumber = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
-Place = Annotated[Path, Strict(False), AfterValidator(_usable)]
+Name = Annotated[str, AfterValidator(_without_zero)]
+Place = Annotated[Path, Strict(False), AfterValidator(_without_zero), AfterValidator(_short)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -70,36 +79,29 @@ def checked_dataclass(section: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def from_data(cls: type[T], section: str, fields: Any) -> T:
-    """Return the checked dataclass of fields in a file or on a command line; raises `InputError` that names one."""
-    try:
-        return TypeAdapter(cls).validate_python(fields, strict=False)
-    except ValidationError as error:
-        raise _input_error(error, section, cls) from None
-
-
-def checked(name: str, hint: Any, value: Any, *, parse: bool = False) -> Any:
-    """Return a value of this type; raises `InputError` with its name if it is of another.
+def checked(name: str, hint: Any, value: object, *, parse: bool = False) -> Any:
+    """Return a value of this type, or a checked dataclass of fields; raise `InputError` that names a wrong one.
 
     Args:
         parse: the value is from a file or a command line, where numbers may be text.
     """
+    cls = hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
     try:
         if isinstance(value, str):
             value.encode()  # pydantic lets surrogates pass
-        return _adapter(hint).validate_python(value, strict=not parse)
+        return _adapter(hint, cls is None).validate_python(value, strict=False if parse else None)
     except ValidationError as error:
-        raise _input_error(error, name, None) from None
+        raise _input_error(error, name, cls) from None
     except UnicodeEncodeError:
         raise InputError(f"{name} is {shown(value)}: use text in Unicode", name) from None
 
 
 @functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=_CONFIG)
+def _adapter(hint: Any, configured: bool) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=_CONFIG if configured else None)
 
 
-def _input_error(error: ValidationError, section: str, cls: Any) -> InputError:
+def _input_error(error: ValidationError, section: str, cls: type | None) -> InputError:
     """Return the first error of pydantic, as one sentence."""
     first = error.errors(include_url=False)[0]
     cause = first.get("ctx", {}).get("error")
@@ -113,7 +115,7 @@ def _input_error(error: ValidationError, section: str, cls: Any) -> InputError:
         return InputError(f"{name}: no such field{nearest(place[-1], _fields_at(cls, place[:-1]))}", name)
     if first["type"] == "missing":
         return InputError(f"{name} is missing: set it", name)
-    message = first["msg"].replace("Input should", "it should").removeprefix("Value error, ")
+    message = first["msg"].replace("Input ", "it ").removeprefix("Value error, ")
     return InputError(f"{name} is {shown(first['input'])}: {message}", name)
 
 
@@ -126,7 +128,7 @@ def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value for a message; a long one is cut, and an object with a page is named by its type."""
     value = str(value) if isinstance(value, Path) else value
     text = repr(value) if isinstance(value, str | bytes | numbers.Number | list | tuple | dict | None) else ""
@@ -135,7 +137,7 @@ def shown(value: Any) -> str:
 
 
 @contextmanager
-def temporarily(target: Any, **values: Any) -> Iterator[None]:
+def temporarily(target: object, **values: object) -> Iterator[None]:
     """Attributes of an object, such as a model's config, with other values inside the block."""
     before = {name: getattr(target, name) for name in values}
     for name, value in values.items():

@@ -237,7 +237,7 @@ def test_files_of_recipes_are_read_or_refused(tmp_path: Path, file: tuple[str, b
 def test_a_config_takes_a_value_or_refuses_it(tokenizer: Any, drawn: st.DataObject) -> None:
     model = drawn.draw(mutated(get_recipe(drawn.draw(recipe_names)).model))
     if isinstance(model, dict) and drawn.draw(st.booleans()):
-        known = [*model_fields("coconut").fields, *model_fields("gpt2").fields]
+        known = [*model_fields("coconut"), *model_fields("gpt2")]
         model[drawn.draw(st.sampled_from(known))] = drawn.draw(data)
 
     def work() -> None:

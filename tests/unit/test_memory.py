@@ -201,7 +201,7 @@ def test_texts_with_splits_are_not_scored_whole(folder: Path, corpus: Path) -> N
     assert evaluate(folder, source=f"file:{corpus}", split="all", show=False)["perplexity"]["documents"] == 120
     with pytest.raises(InputError, match=r"split is 'all': .* has splits of its own, set one of train, test"):
         evaluate(folder, data=parts, split="all", show=False)
-    with pytest.raises(InputError, match="source is 'builtin:stdlib', and data is set too"):
+    with pytest.raises(InputError, match="source is 'builtin:stdlib': data is set too"):
         evaluate(folder, data=TEXTS, source="builtin:stdlib", show=False)
 
 

@@ -101,7 +101,7 @@ def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
         ("a.toml", "train = ", "is not toml"),
         ("a.yaml", "- 1", "contains list"),
         ("a.yaml", "base: gpt2/tyni", "did you mean 'gpt2/tiny'"),
-        ("a.yaml", "base: 3", "a recipe's name is 3: use text"),
+        ("a.yaml", "base: 3", "base is 3: it should be a valid string"),
         ("a.yaml", "base: gpt2/tiny\noptimiser: {}", "optimiser: no such field; did you mean 'optimizer'"),
         ("a.yaml", "base: gpt2/tiny\ntrain: {step: 1}", "train.step: no such field; did you mean 'steps'"),
         ("a.yaml", "base: gpt2/tiny\ntrain: {steps: ten}", "train.steps is 'ten': it should be a valid integer"),

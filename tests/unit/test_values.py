@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mentalese import InputError
-from mentalese.values import Number, Place, Positive, Share, Texts, checked, checked_dataclass, from_data
+from mentalese.values import Number, Place, Positive, Share, Texts, checked, checked_dataclass
 
 
 @checked_dataclass("train")
@@ -73,7 +73,7 @@ def test_an_unknown_field_is_answered_with_the_nearest_name() -> None:
 
 
 def test_values_in_files_may_be_text() -> None:
-    assert from_data(Settings, "train", {"steps": "3", "rate": "1e-3"}) == Settings(steps=3, rate=1e-3)
+    assert checked("train", Settings, {"steps": "3", "rate": "1e-3"}, parse=True) == Settings(steps=3, rate=1e-3)
     assert checked("steps", int | None, "3", parse=True) == 3
     with pytest.raises(InputError) as refused:
         checked("steps", int | None, "3")

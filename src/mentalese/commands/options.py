@@ -107,10 +107,12 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
 def _model_options(model: Mapping[str, Any], place: str) -> Any:
     """Return the fields of a config that are numbers, text or lists of them, also of a model inside the model."""
     config = model_fields(model["model_type"])
-    usual = {own: name for name, own in config.own_names.items()}
-    values = {config.own_names.get(name, name): value for name, value in model.items()}
+    usual = {field.name: name for name, field in config.items() if name != field.name}
+    values = {config[name].name: value for name, value in model.items() if name in config}
     options: list[_Field] = []
-    for name, field in config.fields.items():
+    for name, field in config.items():
+        if name != field.name:
+            continue
         value = values.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
             inner = _model_options(value, f"{place}.{name}")

@@ -70,13 +70,17 @@ def _model(model: Fields, twin: Fields, place: str) -> dict[str, dict[str, Entry
     """Return the fields of a model, and by its place those of a model inside it."""
     kind = str(model["model_type"])
     config, same = model_fields(kind), twin.get("model_type") == kind
-    values, twin_values = ({config.own_names.get(k, k): v for k, v in each.items()} for each in (model, twin))
+    values, twin_values = (
+        {config[name].name: value for name, value in each.items() if name in config} for each in (model, twin)
+    )
     kind_doc = "the kind of model, one of a family or of transformers"
     entries = {"model_type": _entry(kind, MISSING, twin.get("model_type", MISSING), kind_doc)}
     models = [value for value in values.values() if isinstance(value, dict) and "model_type" in value]
-    inner = {name for value in models for name in model_fields(value["model_type"]).names()}  # which has the sizes
+    inner = {name for value in models for name in model_fields(value["model_type"])}  # which has the sizes
     nested: dict[str, dict[str, Entry]] = {}
-    for name, field in config.fields.items():
+    for name, field in config.items():
+        if name != field.name:
+            continue
         value = values.get(name, field.default)
         if isinstance(value, dict) and "model_type" in value:
             twin_model = twin_values.get(name) if same else None

@@ -21,8 +21,7 @@ AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tok
 how much of it."""
 
 
-def _named(source: Any) -> Any:
-    """Refuse texts in the place of their name."""
+def _named(source: object) -> object:
     if not isinstance(source, str):
         raise ValueError("use the name of a source; texts from Python get one from mentalese.as_source(texts)")
     return source
@@ -67,19 +66,12 @@ class DataConfig:
     held_out: PositiveNumber = HELD_OUT
 
     def __post_init__(self) -> None:
-        held_out = self.held_out
-        require(
-            held_out < 1 or (held_out >= 2 and held_out == int(held_out)),
-            "data.held_out",
-            held_out,
-            "set a share between 0 and 1, or a number of documents from 2 on",
-        )
-        require(
-            self.max_sentence_tokens > self.min_sentence_tokens,
-            "data.max_sentence_tokens",
-            self.max_sentence_tokens,
-            f"set more than data.min_sentence_tokens ({self.min_sentence_tokens})",
-        )
+        held_out, least, most = self.held_out, self.min_sentence_tokens, self.max_sentence_tokens
+        is_count = held_out >= 2 and held_out == int(held_out)
+        remedy = "set a share between 0 and 1, or a number of documents from 2 on"
+        require(held_out < 1 or is_count, "data.held_out", held_out, remedy)
+        remedy = f"set more than data.min_sentence_tokens ({least})"
+        require(most > least, "data.max_sentence_tokens", most, remedy)
 
 
 @checked_dataclass("evaluation")
@@ -131,38 +123,32 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if self.context_length is not None and self.stride is not None:
-            require(
-                self.stride < self.context_length,
-                "evaluation.stride",
-                self.stride,
-                f"set less than evaluation.context_length ({self.context_length})",
-            )
+            remedy = f"set less than evaluation.context_length ({self.context_length})"
+            require(self.stride < self.context_length, "evaluation.stride", self.stride, remedy)
 
     def documents(self, available: int) -> int:
         """Return the number of a split's documents that are scored."""
         return min(available, self.max_documents or available)
 
     def of_one_text(self) -> EvaluationConfig:
-        """Return the same for a text by itself: how documents are joined, and how many are scored, is of splits."""
-        whole = dataclasses.replace(self, max_documents=None)
-        # The stride of joined documents belongs to them.
-        return dataclasses.replace(whole, joined=False, stride=None) if self.joined else whole
+        """Return the protocol for a text by itself, which is neither joined nor counted."""
+        stride = None if self.joined else self.stride
+        return dataclasses.replace(self, max_documents=None, joined=False, stride=stride)
 
     def of_test(self) -> EvaluationConfig:
-        """Return the same for the test split after training."""
+        """Return the protocol for the test split after training."""
         seed = None if self.max_test_documents is None else self.documents_seed
         return dataclasses.replace(self, max_documents=self.max_test_documents, documents_seed=seed)
 
     def chosen(self, available: int) -> np.ndarray:
-        """Their numbers, int64, in the split's order."""
-        count = self.documents(available)
-        if self.documents_seed is None or count == available:
+        """Return the numbers of documents that are scored, int64, in the split's order."""
+        how_many = self.how_many(available)
+        count, seed = how_many["documents"], how_many.get("documents_seed")
+        if seed is None:
             return np.arange(count)
-        return np.sort(np.random.default_rng(self.documents_seed).choice(available, count, replace=False))
+        return np.sort(np.random.default_rng(seed).choice(available, count, replace=False))
 
     def how_many(self, available: int) -> dict[str, int]:
-        """Which documents were scored, for the protocol."""
+        """Return the number of documents that are scored and the seed of their choice, if there is one."""
         count, seed = self.documents(available), self.documents_seed
-        return (
-            {"documents": count} if seed is None or count == available else {"documents": count, "documents_seed": seed}
-        )
+        return {"documents": count} | ({} if seed is None or count == available else {"documents_seed": seed})

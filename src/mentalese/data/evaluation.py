@@ -37,9 +37,6 @@ def evaluation_batches(
     Returns:
         Batches as `Layout.assemble` makes them, with `store_index` [rows, length]: the place of each label in
         `split.tokens`, -1 if it has none.
-
-    Raises:
-        InputError: from `Layout.evaluation_rows` and `Layout.special_ids`, at the call.
     """
     split, _, places = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
@@ -74,9 +71,6 @@ def question_batches(
     Returns:
         Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64
         [rows], the document of each question; the longest first.
-
-    Raises:
-        InputError: from `Layout.question_rows` and `Layout.special_ids`, at the call.
     """
     split, numbers, _ = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mentalese.errors import InputError
+from mentalese.files import JsonObject
 
-Columns = dict[str, Any]
+Columns = JsonObject
 Row = tuple[str, Columns]
 """The place of a row, for messages, and its columns."""
 RowReader = Callable[[], Iterator[Row]]

@@ -32,9 +32,6 @@ def hub_rows(spec: str) -> dict[str, RowReader]:
     """Return readers of the rows of each split of `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`.
 
     SPLIT may end in `[:N]`: only the first N rows are streamed. Without the network, the cache of `datasets` is read.
-
-    Raises:
-        InputError: the set cannot be read, or has none of the splits.
     """
     folder = cache_dir() / "hub" / hashlib.sha256(f"{_VERSION} {spec}".encode()).hexdigest()[:16]
     if not (folder / "meta.json").is_file():

@@ -14,7 +14,7 @@ from typing import Any
 
 from mentalese.data.documents import SPLITS
 from mentalese.data.files import SPLIT_ALIASES, Row, RowReader
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 
 KIND = "python"
 _TEXTUAL = (str, int, float, list, tuple, dict, type(None))
@@ -52,16 +52,9 @@ def as_source(texts: object) -> str:
 
 
 def row_readers(name: str) -> dict[str, RowReader]:
-    """Return readers of the rows of each split of texts that were passed in this process.
-
-    Raises:
-        InputError: they were not.
-    """
-    if name not in _READERS:
-        raise InputError(
-            f"data.source is {name!r}: these texts were passed from Python and are not stored; pass the same ones "
-            "again (data=...), or set another source"
-        )
+    """Return readers of the rows of each split of texts that were passed in this process."""
+    remedy = "these texts were passed from Python and are not stored; pass them again (data=...), or set another source"
+    require(name in _READERS, "data.source", name, remedy)
     return _READERS[name]
 
 
@@ -106,9 +99,6 @@ def _same_rows(split: str, items: object, content: str) -> Iterator[Row]:
 
 
 def text_fields(row: Mapping[str, object]) -> bytes:
-    """Return the fields of a row that may be text or an answer, as a line of JSON.
-
-    These are strings, numbers, lists and dicts of them, and fields that are missing.
-    """
+    """Return the fields of a row that may be text or an answer, as a line of JSON."""
     texts = {name: value for name, value in row.items() if isinstance(value, _TEXTUAL)}
     return json.dumps(texts, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import UserList
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,39 +48,24 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int) -> Batch:
 Span = tuple[int, int]
 
 
-@dataclass
-class TextRow:
-    """The tokens of one text.
-
-    Attributes:
-        ids: [length].
-        spans: [length], the characters [start, end) of the text that each token is for; `None` for markers.
-    """
-
-    ids: list[int]
-    spans: list[Span | None]
+class TextRow(UserList[tuple[int, Span | None]]):
+    """The tokens of one text, each with the characters [start, end) of the text that it is for; `None` for markers."""
 
     @classmethod
     def of_markers(cls, *ids: int) -> TextRow:
-        return cls([*ids], [None] * len(ids))
+        return cls((index, None) for index in ids)
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    @property
+    def ids(self) -> list[int]:
+        return [index for index, _ in self]
 
-    def __add__(self, other: TextRow) -> TextRow:
-        return TextRow(self.ids + other.ids, self.spans + other.spans)
-
-    def __iadd__(self, other: TextRow) -> TextRow:
-        self.ids += other.ids
-        self.spans += other.spans
-        return self
-
-    def __getitem__(self, part: slice) -> TextRow:
-        return TextRow(self.ids[part], self.spans[part])
+    @property
+    def spans(self) -> list[Span | None]:
+        return [span for _, span in self]
 
     def around(self) -> tuple[int, int]:
         """Count the markers before the text and after it; all of a row without text count as before it."""
-        text = [i for i, span in enumerate(self.spans) if span is not None]
+        text = [i for i, (_, span) in enumerate(self) if span is not None]
         return (text[0], len(self) - 1 - text[-1]) if text else (len(self), 0)
 
 
@@ -122,11 +108,11 @@ class PromptEncoder:
         """Encode a text without anything around it; `continues`: it goes on from another one."""
         if self.mask_token_id is None:
             return self._piece(text, 0, continues)
-        row, start = TextRow([], []), 0
+        row, start = TextRow(), 0
         *before, last = text.split(MASK)
         for piece in before:
             words, end = piece.rstrip(" "), start + len(piece) + len(MASK)
-            row += self._piece(words, start, continues) + TextRow([self.mask_token_id], [(start + len(words), end)])
+            row += [*self._piece(words, start, continues), (self.mask_token_id, (start + len(words), end))]
             start = end
         return row + self._piece(last, start, continues)
 
@@ -136,7 +122,7 @@ class PromptEncoder:
         row = self.text(f"{before}{one_line(question)}\n")
         places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
         ends = [0, *(place + 1 for place in places)]
-        return TextRow(row.ids, [span and (places[span[0]], ends[span[1]]) for span in row.spans])
+        return TextRow((index, span and (places[span[0]], ends[span[1]])) for index, span in row)
 
     def sentences(self, text: str) -> TextRow:
         """Encode `BOS .. EOS BOS ..`, sentences as in the store; the last one is left open for the model."""
@@ -145,7 +131,7 @@ class PromptEncoder:
         row, lengths = self._split(text)
         if not len(row):
             return TextRow.of_markers(bos) + self.beginning
-        stream, start = TextRow([], []), 0
+        stream, start = TextRow(), 0
         for length in lengths:
             before = TextRow.of_markers(bos) if start else TextRow.of_markers(bos) + self.beginning
             stream += before + row[start : start + length] + TextRow.of_markers(eos)
@@ -162,9 +148,9 @@ class PromptEncoder:
         closed: list[int] = []
         if prefix:
             before = self._pieces([*whole, last])
-            closed = self._lengths([len(piece) for piece in before], _joined(before).ids)[:-1]
+            closed = self._lengths([len(piece) for piece in before], TextRow(chain.from_iterable(before)).ids)[:-1]
         pieces = self._pieces([*whole, *rest])
-        row, closed_tokens, first = _joined(pieces), sum(closed), len(pieces) - len(rest)
+        row, closed_tokens, first = TextRow(chain.from_iterable(pieces)), sum(closed), len(pieces) - len(rest)
         if first == len(pieces) or not len(row):
             return row, closed
         # The open sentence goes on to the end of the piece in which the known text ends.
@@ -177,11 +163,7 @@ class PromptEncoder:
 
     def _pieces(self, texts: Sequence[str]) -> list[TextRow]:
         """Encode texts that follow each other, each by itself."""
-        pieces, start = [], 0
-        for text in texts:
-            pieces.append(self._piece(text, start))
-            start += len(text)
-        return pieces
+        return [self._piece(text, start) for text, start in zip(texts, accumulate(map(len, texts), initial=0))]
 
     def _lengths(self, pieces: list[int], ids: list[int], whole: int = 0) -> list[int]:
         """Return the tokens of each sentence of pieces with these lengths, the last one longer if it may continue.
@@ -205,11 +187,5 @@ class PromptEncoder:
         backend = self.later if start or continues else self.backend
         backend.encode_special_tokens = self.backend.encode_special_tokens  # which may have been changed since
         encoding = backend.encode(text, add_special_tokens=False)
-        return TextRow(encoding.ids, [(start + first, start + end) for first, end in encoding.offsets])
-
-
-def _joined(pieces: Sequence[TextRow]) -> TextRow:
-    row = TextRow([], [])
-    for piece in pieces:
-        row += piece
-    return row
+        spans = ((start + first, start + end) for first, end in encoding.offsets)
+        return TextRow(zip(encoding.ids, spans))

@@ -29,7 +29,7 @@ def _number(answer: object) -> str:
 
 
 def _pairs(column: Any, *names: str) -> list[tuple[Any, Any]]:
-    """Return pairs of a column: of a list of pairs, or as the hub has it, a list for each name."""
+    """Return pairs of a column: a list of pairs, or on the hub a list for each name."""
     if isinstance(column, dict):
         column = zip(*(column[name] for name in names), strict=True)
     return [(first, second) for first, second in column]
@@ -51,21 +51,17 @@ def _gsm8k(row: Columns) -> Document:
 
 
 def _gsm8k_aug(row: Columns) -> Document:
-    """Read a row of the hub, or a published line, `question||<<48/2=24>> <<24+1=25>> #### 25`.
-
-    About one in a hundred has no equations, and so no steps.
-    """
+    """Read a row of the hub, or a published line, `question||<<48/2=24>> <<24+1=25>> #### 25`."""
     if "text" in row:
         question, _, answer = row["text"].partition("||")
         steps, number = _solution(answer)
         if EQUATION.sub("", "".join(steps)).strip():
             raise ValueError("there is more than equations before ####")
         return record(question, EQUATION.findall("".join(steps)), number)
-    steps = (
-        steps_of(row["cot"])
-        if row.get("steps") is None
-        else [step for step in list_of_texts(row["steps"]) if step.strip()]
-    )
+    if row.get("steps") is None:
+        steps = steps_of(row["cot"])
+    else:
+        steps = [step for step in list_of_texts(row["steps"]) if step.strip()]
     return record(row["question"], steps, answer_text(row["answer"]).replace(",", ""))
 
 

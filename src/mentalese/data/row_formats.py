@@ -22,12 +22,10 @@ _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def find_format(spec: str, every_row: Callable[[], Iterator[Row]], text_column: str | None) -> RowFormat:
-    """Return the format of a source's rows.
+    """Return the format of a source's rows by the first ones.
 
     Args:
-        spec: the source's name, for messages.
         every_row: reads the rows of all splits, the training split first.
-        text_column: `data.text_column`.
 
     Raises:
         InputError: the column of text is missing or ambiguous, or columns of records are missing.
@@ -89,7 +87,6 @@ def _longest_text(spec: str, rows: list[Columns], columns: Iterable[str]) -> str
 
 
 def _listed(columns: Iterable[str]) -> str:
-    """Return names of columns for a message, as many as one can read."""
     names = [name if len(name) <= 60 else f"{name[:60]}.." for name in columns]
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 

@@ -24,8 +24,7 @@ from mentalese.data.plain_text import HEADING, cut_documents, join_lines, length
 from mentalese.data.published import PUBLISHED
 from mentalese.data.row_formats import FIRST_ROWS, find_format
 from mentalese.errors import InputError, require
-from mentalese.files import check_characters
-from mentalese.values import shown
+from mentalese.values import Name, checked, shown
 
 Content = tuple[Kind, dict[str, Reader], tuple[str, ...]]
 """Texts or records, by split, and remarks on their format."""
@@ -54,7 +53,7 @@ def open_source(
         InputError: the source or column does not exist, a file is missing, empty, binary or malformed, a format is set
             for records, or a source with splits is opened with `whole`.
     """
-    check_characters(spec, "data.source")
+    checked("data.source", Name, spec)
     kind, readers, remarks = _open(spec, text_column, whole)
     if detokenizer is not None:
         require(kind == "text", "data.detokenizer", detokenizer, f"{spec} contains questions, leave it out")
@@ -91,7 +90,7 @@ def _opened_source(
 
 def is_one_text(spec: str) -> bool:
     """Test if a source is one file, or one set of texts from Python or the hub, without splits."""
-    check_characters(spec, "data.source")
+    checked("data.source", Name, spec)
     kind, _, place = spec.partition(":")
     kinds = PUBLISHED[kind].kinds if kind in PUBLISHED else ((*TEXT_SUFFIXES, *ROW_SUFFIXES),)
     if kind == "file" or (kind in PUBLISHED and not place.startswith("hub:")):

@@ -16,9 +16,9 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mentalese.data.config import AS_IT_IS, DataConfig
@@ -38,7 +38,7 @@ from mentalese.data.tokenizers import (
     tokenizer_fingerprint,
 )
 from mentalese.errors import InputError, require
-from mentalese.files import cache_dir, checksum, sealed, sha256, whole_folder
+from mentalese.files import JsonObject, cache_dir, checksum, sealed, sha256, whole_folder
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -51,7 +51,7 @@ class TokenStore:
     """A prepared corpus; `splits` has those of `train`, `validation` and `test` that its source has."""
 
     folder: Path
-    meta: dict[str, Any]
+    meta: JsonObject
     splits: dict[str, Split]
 
 
@@ -279,7 +279,7 @@ def before_preparing(config: DataConfig) -> DataConfig:
 
 def _write(
     folder: Path,
-    meta: dict[str, Any],
+    meta: JsonObject,
     source: Source,
     encoder: SentenceEncoder,
     around: tuple[list[int], int],
@@ -321,7 +321,7 @@ def _write_split(
     with ExitStack() as stack:
         opened = {name: stack.enter_context((folder / f"{name}.bin").open("wb")) for name in ARRAYS}
 
-        def append(name: str, values: Any) -> None:
+        def append(name: str, values: ArrayLike) -> None:
             opened[name].write(np.asarray(values).astype(dtype if name == "tokens" else _OFFSET).tobytes())
 
         for name in ("documents", "segments", "document_segments"):
@@ -350,7 +350,7 @@ def _write_split(
     return counts
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, int | str]:
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from mentalese.errors import InputError, require
-from mentalese.files import RECORD, check_files, file_hashes, sealed, whole_folder, write_json
+from mentalese.files import RECORD, JsonObject, check_files, file_hashes, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 from mentalese.screen import progress
 from mentalese.values import shown
@@ -140,14 +140,14 @@ def _marker_id(tokenizer: PreTrainedTokenizerBase, marker: str) -> int | None:
 
 
 def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) -> PreTrainedTokenizerFast:
-    """Return a copy of `tokenizer` with all markers; missing markers get the next free ids, others keep their ids.
+    """Return a copy of `tokenizer` with all markers; missing markers get the next free ids.
+
+    The copy adds nothing to encoded text and keeps spaces when it decodes. The beginning, the end and the padding of
+    another project's tokenizer do not change, nor does its chat template; but padding that also begins or ends a text
+    is replaced. `beginning` returns the tokens that the tokenizer put before a text.
 
     Args:
         latents: add the markers of latent positions too.
-
-    The copy adds nothing to encoded text (no start or end), and keeps spaces when it decodes. The beginning, the end
-    and the padding of another project's tokenizer do not change, nor does its chat template; but padding that also
-    begins or ends a text is replaced. `beginning` returns the tokens that the tokenizer put before a text.
 
     Raises:
         InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
@@ -210,23 +210,16 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a saved tokenizer from a folder, or `hub:NAME`.
-
-    Raises:
-        InputError: the folder has changed since it was saved; errors of `read_tokenizer`.
-    """
+    """Return a saved tokenizer from `hub:NAME`, or a folder that has not changed since it was saved."""
     if not path.startswith("hub:"):
         check_files(Path(path))
     return read_tokenizer(path)
 
 
 def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose files were checked.
+    """Return a tokenizer whose files were checked; raise `InputError` if there is none, or the hub cannot be reached.
 
     The beginning, the end and padding that the tokenizer lacks are taken from the model's config next to it.
-
-    Raises:
-        InputError: the folder contains no tokenizer, or it cannot be fetched from the hub.
     """
     name = path.removeprefix("hub:")
     if name == path:
@@ -254,7 +247,7 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
 def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:
     """Name the tokenizer's unnamed beginning, end and padding as the model's config next to it does."""
     unnamed = [name for name in ("bos_token", "eos_token", "pad_token") if getattr(tokenizer, name) is None]
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     if unnamed:
         with suppress(OSError):  # a tokenizer without a model
             config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
@@ -267,11 +260,7 @@ def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the sha256 of the parts that determine the ids of a text.
-
-    These are vocabulary, merges, markers, normalisation and pre-tokenizer; not the tokens around a text, which a
-    model's tokenizer adds as its layout does.
-    """
+    """Return the sha256 of the parts that determine the ids of a text, without the tokens around it."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for transient in ("truncation", "padding"):
         state.pop(transient)
@@ -289,9 +278,9 @@ def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def continuing(backend: Tokenizer) -> Tokenizer:
-    """Return a backend for text that continues another text.
+    """Return a backend for text that continues another text, without Llama 2's space before it.
 
-    Unlike Llama 2's, it puts no space before a text. Return `backend` itself if it puts none.
+    It is `backend` itself if that puts nothing before a text.
     """
     parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
     steps = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
@@ -303,7 +292,7 @@ def continuing(backend: Tokenizer) -> Tokenizer:
     return other
 
 
-def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
+def _without_prefix(step: JsonObject | None) -> JsonObject | None:
     """Return a normaliser or pre-tokenizer, as JSON, without steps that put something before a text."""
     if step is None or step["type"] == "Prepend":
         return None
@@ -330,12 +319,7 @@ def lost_in_tokens(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> str |
 
 def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of token ids [length], markers removed."""
-    return str(tokenizer.decode(_without_markers(ids, tokenizer)))
-
-
-def last_token(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the last of token ids [length] that is not a marker, or an empty list."""
-    return _without_markers(ids, tokenizer)[-1:]
+    return str(tokenizer.decode(text_ids(ids, tokenizer)))
 
 
 def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -343,12 +327,13 @@ def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedT
 
     Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it.
     """
-    before = last_token(ids[:start], tokenizer)
+    before = text_ids(ids[:start], tokenizer)[-1:]
     whole = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer)
     return whole.removeprefix(decode(before, tokenizer))
 
 
-def _without_markers(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def text_ids(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids [length] that are not markers."""
     markers = special_ids(tokenizer)
     return [i for i in torch.as_tensor(ids).tolist() if i not in markers]
 

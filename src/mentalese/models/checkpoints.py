@@ -18,7 +18,6 @@ from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.files import (
     RECORD,
-    as_path,
     check_files,
     file_hashes,
     read_json,
@@ -36,7 +35,7 @@ from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
 from mentalese.recipe import Recipe
-from mentalese.values import checked
+from mentalese.values import Place, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -191,7 +190,7 @@ def load_model(
         InputError: there is no model, its weights are damaged, its tokenizer is not the one it was trained with, or
             its config has no such field.
     """
-    path = path if isinstance(path, str) and path.startswith("hub:") else as_path(path, "path")
+    path = path if isinstance(path, str) and path.startswith("hub:") else checked("path", Place, path)
     name, checkpoint = str(path), is_checkpoint(path)
     at_hub = name.startswith("hub:")
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))

@@ -11,7 +11,7 @@ import torch
 from transformers import TextIteratorStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.data.tokenizers import MASK, decode, decode_after, last_token, special_token_ids
+from mentalese.data.tokenizers import MASK, decode, decode_after, special_token_ids, text_ids
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
@@ -74,7 +74,7 @@ def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) 
     model, tokenizer = saved.model, saved.tokenizer
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
-    streamer.token_cache = last_token(batch["input_ids"][0], tokenizer)
+    streamer.token_cache = text_ids(batch["input_ids"][0], tokenizer)[-1:]
     streamer.print_len = len(decode(streamer.token_cache, tokenizer))
     closed = threading.Event()
     errors: list[BaseException] = []

@@ -28,7 +28,7 @@ from mentalese.suite.tasks import Levels
 from mentalese.suite.tasks import task as generated
 from mentalese.suite.tasks.base import MarkovText
 from mentalese.suite.tasks.recall import Recall
-from mentalese.values import from_data
+from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
@@ -203,7 +203,7 @@ def further_score(task: SuiteTask, name: str, run: Path) -> float:
     stored = read_json(path) if path.is_file() else {}
     options = {option: str(value) for option, value in task.further[name].items()}
     if stored.get(name, {}).get("options") != options:
-        [result] = evaluate(load(run), from_data(EvaluationOptions, "", task.further[name])).values()
+        [result] = evaluate(load(run), checked("", EvaluationOptions, task.further[name], parse=True)).values()
         score = float(result["acc"]) if "acc" in result else _paid_bits(result)
         stored |= {name: {"options": options, "score": score}}
         write_json(path, sealed(stored))

@@ -14,7 +14,7 @@ from mentalese.data.layouts.packed import Marked, Packed, PerDocument
 from mentalese.data.layouts.qa import QuestionAnswer
 from mentalese.data.layouts.sentences import SentenceStreams
 from mentalese.errors import InputError, nearest
-from mentalese.values import from_data
+from mentalese.values import checked
 
 __all__ = [
     "Layout",
@@ -41,4 +41,4 @@ def layout_of(fields: object) -> object:
     if not isinstance(fields, dict):
         return fields
     options = {name: value for name, value in fields.items() if name != "kind"}
-    return from_data(layout_class(fields.get("kind")), "layout", options)
+    return checked("layout", layout_class(fields.get("kind")), options, parse=True)

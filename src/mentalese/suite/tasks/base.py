@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from mentalese.data.documents import Document, Kind
 from mentalese.errors import require
-from mentalese.values import Integer, checked_dataclass, from_data
+from mentalese.values import Integer, checked, checked_dataclass
 
 HELD_OUT = {"validation": 500, "test": 1000}
 """Documents of the splits that are not trained on."""
@@ -214,4 +214,4 @@ def with_options(task: type[Task], options: str) -> Task:
     pairs = [option.partition("=") for option in options.split(",")] if options else []
     values = {name.strip(): value.strip() for name, _, value in pairs}
     require(len(values) == len(pairs), f"builtin:{task.name}", options, "set each option once")
-    return from_data(task, f"builtin:{task.name}", values)
+    return checked(f"builtin:{task.name}", task, values, parse=True)
