@@ -37,28 +37,17 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HU
 import torch
 
 from mentalese import Recipe, get_recipe, provenance, recipes
-from mentalese.data.arithmetic import word_problems
-from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.files import read_json, write_json
 from mentalese.model_fields import model_fields
 from mentalese.models.build import build_model
+from mentalese.testing.cases import write_corpus
 from mentalese.testing.runs import checkpoint, metrics, shrink, weights
 from mentalese.training.loop import train
 
 STEPS, CHECKPOINT, VALIDATE = 12, 2, 3
 TIMES = {"seconds", "tokens_per_second", "peak_memory_bytes", "command"}
 LIMIT = 240.0
-
-
-def corpus(folder: Path) -> Path:
-    """A small text, and questions beside it."""
-    documents = open_source("builtin:families").documents("train")
-    path = folder / "families.jsonl"
-    path.write_text("".join(json.dumps({"text": next(documents).text}) + "\n" for _ in range(120)))
-    problems = [problem for problem in word_problems(400) if len(problem.question) < 120][:120]
-    path.with_name("questions.jsonl").write_text("".join(json.dumps(vars(problem)) + "\n" for problem in problems))
-    return path
 
 
 def short(name: str, text: Path) -> Recipe:
@@ -220,7 +209,7 @@ def main() -> int:
     chance, lines, began = random.Random(asked.seed), [], time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="mentalese-kill-"))
     os.environ["MENTALESE_CACHE"] = str(folder / "cache")
-    text = corpus(folder)
+    text = write_corpus(folder)
     for name in asked.only:
         recipe = short(name, text)
         _, tokenizer = prepare(recipe.data, recipe.layout, show=False)

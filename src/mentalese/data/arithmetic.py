@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import pairwise
 
@@ -19,24 +18,10 @@ ARITHMETIC_VERSION = 1
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A word problem; each of its `steps` is an equation, of which the last one's result is the answer."""
-
-    question: str
-    steps: tuple[str, ...]
-    answer: str
-
-
 @cache
 def arithmetic() -> tuple[Document, ...]:
-    """Return word problems of one to four steps."""
-    return tuple(record(problem.question, problem.steps, problem.answer) for problem in word_problems(10_000))
-
-
-def word_problems(count: int, seed: int = 0) -> list[Problem]:
-    """Return the problems of `arithmetic`; problem i does not depend on `count`."""
-    return [_problem(random.Random(f"arithmetic {ARITHMETIC_VERSION} {seed} {i}")) for i in range(count)]
+    """Return word problems of one to four steps, of which the last one's result is the answer."""
+    return tuple(_problem(random.Random(f"arithmetic {ARITHMETIC_VERSION} 0 {i}")) for i in range(10_000))
 
 
 class _Writer:
@@ -70,10 +55,10 @@ class _Writer:
         return operation, self.rng.choice(numbers[operation])
 
 
-def _problem(rng: random.Random) -> Problem:
+def _problem(rng: random.Random) -> Document:
     writer = _Writer(rng)
     rng.choice((_changes, _changes, _comparison, _purchase))(writer, rng)
-    return Problem(" ".join(writer.sentences), tuple(writer.steps), str(writer.result))
+    return record(" ".join(writer.sentences), writer.steps, str(writer.result))
 
 
 def _changes(writer: _Writer, rng: random.Random) -> None:

@@ -87,15 +87,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_corpus(folder: Path) -> Path:
     """120 short generated documents as jsonl, and beside them 120 `questions.jsonl`, the same in every run."""
-    from mentalese.data.arithmetic import word_problems
+    from mentalese.data.arithmetic import arithmetic
     from mentalese.data.sources import open_source
 
     path = folder / "families.jsonl"
     documents = open_source("builtin:families").documents("train")
     texts = [next(documents).text for _ in range(120)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    problems = [problem for problem in word_problems(400) if len(problem.question) < 120][:120]
-    path.with_name("questions.jsonl").write_text("".join(json.dumps(vars(problem)) + "\n" for problem in problems))
+    records = [document.segments for document in arithmetic()[:400] if document.segments]
+    short = [[part.strip() for part in record] for record in records if len(record[0]) <= 120][:120]
+    rows = [{"question": row[0], "steps": row[1:-1], "answer": row[-1].removeprefix("### ")} for row in short]
+    path.with_name("questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
