@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mentalese.files import JsonObject, read_json
 
@@ -25,7 +26,7 @@ def scored_as(of: Mapping[str, object]) -> str:
     return "" if estimator == "exact" else f" ({estimator})"
 
 
-def unanswered(figure: JsonObject) -> str:
+def unanswered(figure: Mapping[str, Any]) -> str:
     """Return the number of answers cut at the limit, and of questions not asked or left out: `, 3 unfinished`.
 
     Results of earlier versions have no such counts.

@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import field
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
