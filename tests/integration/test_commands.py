@@ -209,7 +209,7 @@ def test_generate_infers_thoughts_as_asked(
         (gpt2, ["--fast-steps", "3"], "--fast-steps is 3: this model infers no thoughts"),
         (gpt2, ["--infer-every", "3"], "--infer-every is 3: this model infers no thoughts"),
         (gpt2, ["--posterior-seed", "3"], "--posterior-seed is 3: this model infers no thoughts"),
-        (run, ["--fast-steps", "0"], "fast_steps is 0: set 1 or more"),
+        (run, ["--fast-steps", "0"], "fast_steps is 0: it should be greater than"),
         (run, ["--infer-every", "0"], "infer_every is 0: it should be greater than"),
     ):
         assert mentalese("generate", model, "--prompt", "One", *options) == 2

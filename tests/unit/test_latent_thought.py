@@ -22,7 +22,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.families import latent_thought
 from mentalese.families.latent_thought.config import LTMConfig
-from mentalese.families.latent_thought.inference import FastLearning, fit, infer, schedule
+from mentalese.families.latent_thought.inference import fit, infer, inference_config, schedule
 from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.families.latent_thought.recipes import ALGORITHM_1
@@ -465,7 +465,7 @@ def test_an_encoder_takes_no_steps() -> None:
     assert infer(made, data).elbo.shape == (0, 2)
     assert infer(made, data, inference="variational").elbo.shape == (4, 2), "Algorithm 1 knows its decoder too"
     for setting in ({"fast_steps": 3}, {"fast_learning_rate": 0.1}):
-        with pytest.raises(InputError, match=r"is (3|0.1): an encoder takes no steps, so remove it"):
+        with pytest.raises(InputError, match=r"is (3|0.1): amortised inference does not use it, so remove it"):
             infer(made, data, **setting)
     with pytest.raises(InputError, match="inference is 'amortised': this model has variational, langevin"):
         infer(model(), data, inference="amortised")
@@ -473,9 +473,6 @@ def test_an_encoder_takes_no_steps() -> None:
 
 def test_a_phase_anneals_the_divergence_of_a_vae_alone() -> None:
     made, data = model(**VAE), batch(text())
-    for weight in (-0.1, float("nan")):
-        with pytest.raises(InputError, match=f"phases.model.kl_weight is {weight}: set a number of 0 or more"):
-            made.training_loss(data, kl_weight=weight)
     with pytest.raises(InputError, match=r"phases.model.fast_learning_rate: .* no such training setting"):
         made.training_loss(data, fast_learning_rate=0.1)
     with pytest.raises(InputError, match=r"phases.model.kl_weight: .* no such training setting"):
@@ -857,13 +854,13 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         model(num_latents=0)(ids, z=torch.zeros(2, 6, 16))
     with pytest.raises(InputError, match="num_latents is 0: this model has no thoughts to infer"):
         infer(model(num_latents=0), batch(ids))
-    with pytest.raises(InputError, match="fast_steps is 0: set 1 or more"):
+    with pytest.raises(InputError, match="fast_steps is 0"):
         infer(made, batch(ids), fast_steps=0)
     for rate in (0.0, -1.0, float("nan"), float("inf")):
         for call in (infer, LTMForCausalLM.training_loss):
-            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}: set a positive number"):
+            with pytest.raises(InputError, match=f"fast_learning_rate is {rate}"):
                 call(made, batch(ids), fast_learning_rate=rate)
-    with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin has langevin_step_size"):
+    with pytest.raises(InputError, match=r"fast_learning_rate is 0.1: langevin inference does not use it"):
         infer(made, batch(ids), inference="langevin", fast_learning_rate=0.1)
     with pytest.raises(InputError, match="inference is 'vae': this model has variational, langevin"):
         infer(made, batch(ids), inference="vae")
@@ -873,14 +870,14 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="pass input_ids alone"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
-    with pytest.raises(InputError, match="inputs is None"):
+    with pytest.raises(InputError, match="input_ids is None"):
         made.generate()
     for name, value in (("infer_every", 1.5), ("posterior_seed", "a"), ("posterior_seed", 1.5)):
         with pytest.raises(InputError, match=f"{name} is {value!r}: it should be a valid int"):
             made.generate(ids, **{name: value})
-    with pytest.raises(InputError, match="infer_every is 0: set 1 or more tokens, or None"):
+    with pytest.raises(InputError, match="infer_every is 0"):
         made.generate(ids, infer_every=0)
-    with pytest.raises(InputError, match="fast_steps is 2: an encoder takes no steps"):
+    with pytest.raises(InputError, match="fast_steps is 2: amortised inference does not use it"):
         model(**VAE).generate(ids, fast_steps=2)
     with pytest.raises(InputError, match="infer_every is 2, and num_latents is 0: nothing is to be inferred"):
         model(num_latents=0).generate(ids, infer_every=2)
@@ -956,7 +953,7 @@ def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
     made, ids = model(), text()
     x, packed = made.read(ids)
     weights = list(made.parameters())
-    posterior, gradients = fit(made, x, packed, ids[:, 1:], FastLearning.of(made), seed=3, weights=weights)
+    posterior, gradients = fit(made, x, packed, ids[:, 1:], inference_config(made), seed=3, weights=weights)
     made.config.slow_grad = "accumulate"
     steps = plain_of(made).infer(ids, seed=3)
     torch.testing.assert_close(posterior.mu, steps.mu, **CLOSE)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
 from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
@@ -21,7 +22,7 @@ from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
-from mentalese.nn.window import window_mask
+from mentalese.nn.window import window_mask, window_pairs
 
 
 class LTMCache(ThoughtCache):
@@ -175,3 +176,57 @@ class LTMDecoder(LatentThoughtModel[E]):
             remedy = f"pass {list(shape)}" if config.num_latents else "this model has no thoughts (num_latents is 0)"
             raise InputError(f"z has the shape {list(z.shape)}: {remedy}")
         return z
+
+    # ------------------------------------------------------------------------------------- cost
+
+    def forward_flops(self, batch: Batch) -> int:
+        """See `LanguageModel.forward_flops`; with given thoughts, without inference."""
+        first, rest, _ = self._products(batch)
+        return 2 * (first + rest)
+
+    def training_flops(self, batch: Batch, **settings: Any) -> int:
+        """Return the FLOPs of T_fast passes with gradients of activations, and one pass with all gradients.
+
+        With `slow_grad="accumulate"` all passes have gradients of weights. With an encoder there is a single pass,
+        which includes the encoder. Gradients of activations cost one pass, plus attention once more. The paper counts
+        (T_fast + 1) whole steps.
+        """
+        first, rest, attention = self._products(batch)
+        if not self.config.num_latents or self.encoder is not None:
+            return 6 * (first + rest + self._encoder_products(batch))
+        fast = 3 * rest if self.config.slow_grad == "accumulate" else 2 * rest + attention
+        return self.config.fast_steps * 2 * fast + 6 * (first + rest)
+
+    def scoring_flops(self, batch: Batch) -> int:
+        """Return the FLOPs of T_fast passes with gradients of activations, or of the encoder, plus one forward pass."""
+        first, rest, attention = self._products(batch)
+        if not self.config.num_latents or self.encoder is not None:
+            return 2 * (first + rest + self._encoder_products(batch))
+        return self.config.fast_steps * 2 * (2 * rest + attention) + 2 * (first + rest)
+
+    def _products(self, batch: Batch) -> tuple[int, int, int]:
+        """Return multiply-adds of a pass: the first self-attention, all the rest, and the rest's share of attention."""
+        config, (rows, width), length = self.config, batch["input_ids"].shape, _longest(batch)
+        d, n, layers = config.hidden_size, config.latents_per_layer, config.num_hidden_layers
+        pairs = 2 * d * window_pairs(length, config.window_size)
+        first = 4 * d * d * length + pairs
+        attention = (layers - 1) * pairs + layers * 2 * d * n * length
+        cross = (2 * length + 2 * n) * d * d if config.num_latents else 0
+        rest = (layers - 1) * 4 * d * d * length + layers * (cross + 3 * d * config.width * length)
+        rest += attention + width * d * config.vocab_size
+        return rows * first, rows * rest, rows * attention
+
+    def _encoder_products(self, batch: Batch) -> int:
+        """Return multiply-adds of a pass through the encoder, if there is one."""
+        config = self.config
+        d, n = config.hidden_size, config.num_latents
+        length = n + _longest(batch)
+        block = 4 * d * d * length + 2 * d * length**2 + 3 * d * config.width * length
+        products = len(batch["input_ids"]) * (config.encoder_layers * block + 2 * d * d * n)
+        return 0 if self.encoder is None else products
+
+
+def _longest(batch: Batch) -> int:
+    """Return N, the number of tokens in the longest row."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].shape[1] if mask is None else int(mask.sum(1).max())

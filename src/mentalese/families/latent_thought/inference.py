@@ -7,11 +7,12 @@ posterior is the same in every batch, on every rank and with any padding.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.nn.linear import is_plain
 from mentalese.nn.loss import IGNORED, linear_nll_sum
 from mentalese.nn.noise import Noise
 from mentalese.screen import progress
-from mentalese.values import checked
+from mentalese.values import Positive, PositiveNumber, checked
 
 if TYPE_CHECKING:
     from mentalese.families.latent_thought.blocks import PackedBatch
@@ -103,11 +105,11 @@ def infer(
     """
     if not model.config.num_latents:
         raise InputError("num_latents is 0: this model has no thoughts to infer")
-    fast = FastLearning.of(model, inference, fast_steps, fast_learning_rate)
+    config = inference_config(model, inference=inference, fast_steps=fast_steps, fast_learning_rate=fast_learning_rate)
     with torch.inference_mode(False), torch.no_grad():
         batch = differentiable(batch)
         x, packed = model.read(batch["input_ids"], batch.get("attention_mask"))
-        return fit(model, x, packed, packed.rows.targets(batch["labels"]), fast, seed=seed, show=show)[0]
+        return fit(model, x, packed, packed.rows.targets(batch["labels"]), config, seed=seed, show=show)[0]
 
 
 def prompt_batch(input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
@@ -121,53 +123,26 @@ def differentiable(batch: Batch) -> Batch:
     return {name: value.clone() for name, value in batch.items() if isinstance(value, Tensor)}
 
 
-@dataclass(frozen=True)
-class FastLearning:
-    """The checked inference settings of one call.
+def inference_config(model: LTMDecoder, **fields: object) -> LTMConfig:
+    """Return the model's config with other fields of inference; `None` leaves a field as it is.
 
-    Attributes:
-        method: see `LTMConfig.inference`.
-        steps: T_fast; an encoder takes none.
-        learning_rate: for `variational`; `None`: the config's.
-        noise: for `variational`, see `LTMConfig.noise`.
+    Raises:
+        InputError: a method that the model does not have, a number out of range, or a field without effect.
     """
-
-    method: str
-    steps: int
-    learning_rate: float | None = None
-    noise: str = "resampled"
-
-    @classmethod
-    def of(
-        cls,
-        model: LTMDecoder,
-        method: str | None = None,
-        steps: int | None = None,
-        learning_rate: float | None = None,
-        noise: str | None = None,
-    ) -> FastLearning:
-        """Return settings that replace the config's; `None` keeps the config's.
-
-        Raises:
-            InputError: a method that the model does not have, a number out of range, or a setting without effect.
-        """
-        config = model.config
-        method = config.inference if method is None else method
-        methods = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
-        if method not in methods:
-            raise InputError(f"inference is {method!r}: this model has {', '.join(methods)}")
-        if method == "amortised":
-            for name, value in (("fast_steps", steps), ("fast_learning_rate", learning_rate)):
-                if value is not None:
-                    raise InputError(f"{name} is {value}: an encoder takes no steps, so remove it, or infer otherwise")
-        steps = config.fast_steps if steps is None else checked("fast_steps", int, steps)
-        if steps < 1:
-            raise InputError(f"fast_steps is {steps}: set 1 or more")
-        if learning_rate is not None and method == "langevin":
-            raise InputError(f"fast_learning_rate is {learning_rate}: langevin has langevin_step_size, so remove it")
-        if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise InputError(f"fast_learning_rate is {learning_rate}: set a positive number")
-        return cls(method, steps, learning_rate, noise or config.noise)
+    config = copy.copy(model.config)
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name, value in fields.items():
+        setattr(config, name, value)
+    methods = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
+    if config.inference not in methods:
+        raise InputError(f"inference is {config.inference!r}: this model has {', '.join(methods)}")
+    unused = {"amortised": ("fast_steps", "fast_learning_rate"), "langevin": ("fast_learning_rate",)}
+    for name in unused.get(config.inference, ()):
+        if name in fields:
+            raise InputError(f"{name} is {fields[name]}: {config.inference} inference does not use it, so remove it")
+    checked("fast_steps", Positive, config.fast_steps)
+    checked("fast_learning_rate", PositiveNumber, config.fast_learning_rate)
+    return config
 
 
 def fit(
@@ -175,49 +150,47 @@ def fit(
     x: Tensor,
     packed: PackedBatch,
     targets: Tensor,
-    fast: FastLearning,
+    config: LTMConfig,
     *,
     seed: int | Tensor = 0,
     weights: Sequence[nn.Parameter] | None = None,
     together: bool = False,
     show: bool = False,
-) -> tuple[Posterior, list[Tensor | None]]:
+) -> tuple[Posterior, list[Tensor]]:
     """Infer from the output of `LTMDecoder.read`; see `infer`.
 
     Args:
         x: [B, N, d]; no gradient flows into it.
         targets: [B, N - 1], the targets of all tokens except the last.
+        config: see `inference_config`.
         weights: also return their gradients of the negative ELBO, summed over rows and fast steps.
         together: all ranks infer at the same time and take equally many steps.
         show: show progress on standard error.
 
     Returns:
-        The posterior, and the gradients of `x` and of each of `weights`; empty without `weights`.
+        The posterior, and the gradients of `x` and of each of `weights`; empty without `weights` or steps.
 
     Raises:
         FloatingPointError: an ELBO is not finite; the message names step and row.
     """
-    config = model.config
-    if fast.method == "amortised":
-        return amortised(model, packed, targets, seed=seed), []
     live = (targets != IGNORED).any(1)
-    noise = _noise(x, targets, seed)
-    shape = (config.num_latents, config.hidden_size)
+    # Thoughts are sums of small steps, so they are at least float32.
+    noise = Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
+    if config.inference == "amortised":
+        return _amortised(model, packed, targets, live, noise), []
     frozen = _frozen(model) if weights is None and model.compiled_layers is not None else nullcontext()
     with torch.inference_mode(False), torch.enable_grad(), frozen:
         x, head = x.detach(), model.loss_head()
-        if weights is None:
-            head = head.detach() if isinstance(head, Tensor) else head
-            extra: list[Tensor] = []
-        else:
+        extra: list[Tensor] = []
+        if weights is not None:
             extra = [x.requires_grad_(), *weights]
-        kind = _Variational if fast.method == "variational" else _Langevin
-        search = kind(config, noise, shape, live, fast)
-        blocks: Any = model.blocks
-        gradients: list[Tensor | None] = [None] * len(extra)
+        elif isinstance(head, Tensor):
+            head = head.detach()
+        search = (_Variational if config.inference == "variational" else _Langevin)(config, noise, live)
+        gradients: list[Tensor] = []
         nlls, kls = [], []
-        with progress("Inferring thoughts", fast.steps, show=show) as bar:
-            for step in range(fast.steps):
+        with progress("Inferring thoughts", config.fast_steps, show=show) as bar:
+            for step in range(config.fast_steps):
                 z, kl = search.propose(step)
                 hidden = model.decode(x, z, packed)
                 total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), head, targets.flatten())
@@ -227,11 +200,11 @@ def fit(
                 if not (together or step) and not bool(live.any()):
                     break
                 count, inputs = len(search.parameters), [*search.parameters, *extra]
-                slopes = torch.autograd.grad(total + kl.sum(), inputs, allow_unused=bool(extra))
-                if not (step or is_plain(blocks[0].cross_attention.key_value)):
-                    _check_gradient(slopes[0], search.parameters[0], live)
-                search.move(step, fast.steps, slopes[:count], live)
-                gradients = [_sum(total, more) for total, more in zip(gradients, slopes[count:])]
+                slopes = torch.autograd.grad(total + kl.sum(), inputs, materialize_grads=bool(extra))
+                if not step:
+                    _check_gradient(model, slopes[0], search.parameters[0], live)
+                search.move(step, slopes[:count])
+                gradients = [old + new for old, new in zip(gradients, slopes[count:])] or list(slopes[count:])
                 bar.update(step + 1)
     posterior = search.result(torch.stack(nlls), torch.stack(kls))
     check_finite(posterior.elbo, "model.fast_learning_rate (langevin_step_size)")
@@ -251,66 +224,55 @@ def _frozen(model: LTMDecoder) -> Iterator[None]:
             p.requires_grad_()
 
 
-def _check_gradient(slope: Tensor, parameter: Tensor, live: Tensor) -> None:
+def _check_gradient(model: LTMDecoder, slope: Tensor, parameter: Tensor, live: Tensor) -> None:
     """Raise `InputError` if the gradient of the negative ELBO equals the gradient of the KL, the parameter itself."""
-    if bool(live.any()) and torch.equal(slope[live], parameter[live]):
+    key_value = model.get_submodule("blocks.0.cross_attention.key_value")
+    if not is_plain(key_value) and bool(live.any()) and torch.equal(slope[live], parameter[live]):
         raise InputError(
             "the model's maps pass no gradient on to thoughts (quantised activations), so none can be inferred: "
             "quantise the weights alone, or pass z"
         )
 
 
-def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
-    """Return the sum of two gradients; `None` is the gradient of an unused weight."""
-    return more if total is None else total if more is None else total + more
-
-
-def amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, *, seed: int | Tensor = 0) -> Posterior:
+def _amortised(model: LTMDecoder, packed: PackedBatch, targets: Tensor, live: Tensor, noise: Noise) -> Posterior:
     """Return the posterior that the encoder of a VAE computes (section 2.2), differentiable in its weights.
 
     The encoder only reads a row's first token and its `targets` [B, N - 1]. The posterior of a row without targets is
     the prior.
     """
     assert model.encoder is not None
-    tokens = model.embed(packed.ids)
-    counted = targets != IGNORED
-    live = counted.any(1)[:, None, None]
-    mu, log_var = model.encoder(tokens, F.pad(counted, (1, 0), value=True), packed)
-    noise = _noise(mu, targets, seed)
-    mu, log_var = (torch.where(live, value.to(noise.dtype), 0.0) for value in (mu, log_var))
+    read = F.pad(targets != IGNORED, (1, 0), value=True)
+    mu, log_var = model.encoder(model.embed(packed.ids), read, packed)
+    mu, log_var = (torch.where(live[:, None, None], value.to(noise.dtype), 0.0) for value in (mu, log_var))
     none = mu.new_zeros(0, len(mu))
     return Posterior(mu, log_var, none, none, noise)
 
 
-def _noise(x: Tensor, targets: Tensor, seed: int | Tensor) -> Noise:
-    """Return noise in the precision of x, at least float32, because thoughts are sums of small steps."""
-    return Noise.of(targets, seed, torch.promote_types(x.dtype, torch.float32))
-
-
 def check_finite(elbo: Tensor, rate: str) -> None:
     """Raise `FloatingPointError` if an ELBO [B] or [steps, B] is not finite; `rate` names the setting to lower."""
-    steps = elbo.detach().view(-1, elbo.shape[-1]).tolist()
-    for step, row, value in ((s, r, v) for s, values in enumerate(steps) for r, v in enumerate(values)):
-        if not math.isfinite(value):
-            place = f" at fast step {step}" if elbo.ndim > 1 else ""
-            raise FloatingPointError(
-                f"the ELBO of row {row} is {value}{place}: lower {rate}, or check the weights and this row"
-            )
+    elbo = elbo.detach()
+    for place in (~elbo.isfinite()).nonzero().tolist():
+        at = f" at fast step {place[0]}" if elbo.ndim > 1 else ""
+        raise FloatingPointError(
+            f"the ELBO of row {place[-1]} is {float(elbo[tuple(place)])}{at}: lower {rate}, or check the weights and "
+            "this row"
+        )
 
 
 class _Variational:
     """Adam on means and log variances (Algorithm 1); a row without targets keeps the prior."""
 
-    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
-        self.config, self.noise, self.shape, self.resampled = config, noise, shape, fast.noise == "resampled"
-        self.rate = config.fast_learning_rate if fast.learning_rate is None else fast.learning_rate
-        some = live[:, None, None].to(noise.dtype)
-        self.mu = (some * 0.01 * noise.draw(_MEANS, shape)).requires_grad_()
-        self.log_var = (some * (0.1 * noise.draw(_VARIANCES, shape) + config.initial_log_variance)).requires_grad_()
+    def __init__(self, config: LTMConfig, noise: Noise, live: Tensor) -> None:
+        self.config, self.noise, self.live = config, noise, live[:, None, None]
+        self.shape, self.resampled = (config.num_latents, config.hidden_size), config.noise == "resampled"
+        some = self.live.to(noise.dtype)
+        self.mu = (some * 0.01 * noise.draw(_MEANS, self.shape)).requires_grad_()
+        log_var = 0.1 * noise.draw(_VARIANCES, self.shape) + config.initial_log_variance
+        self.log_var = (some * log_var).requires_grad_()
         self.parameters = [self.mu, self.log_var]
         kind, decay = (torch.optim.AdamW, _WEIGHT_DECAY) if config.fast_optimizer == "adamw" else (torch.optim.Adam, 0)
         fused = noise.keys.is_cuda  # one kernel
-        self.optimizer = kind(self.parameters, lr=self.rate, weight_decay=decay, fused=fused)
+        self.optimizer = kind(self.parameters, lr=config.fast_learning_rate, weight_decay=decay, fused=fused)
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
         """Return thoughts [B, N_z, d] and each row's KL [B], both differentiable."""
@@ -319,16 +281,16 @@ class _Variational:
         return z, kl_divergence(self.mu, self.log_var).sum((1, 2))
 
     @torch.no_grad()
-    def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
+    def move(self, step: int, gradients: Sequence[Tensor]) -> None:
         """Update the live rows by one step."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * schedule(self.config.fast_schedule, step, steps)
+        factor = schedule(self.config.fast_schedule, step, self.config.fast_steps)
+        self.optimizer.param_groups[0]["lr"] = self.config.fast_learning_rate * factor
         before = [p.clone() for p in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients):
             parameter.grad = gradient
         self.optimizer.step()
         for parameter, old in zip(self.parameters, before):
-            torch.where(live[:, None, None], parameter, old, out=parameter)
+            torch.where(self.live, parameter, old, out=parameter)
 
     def result(self, nll: Tensor, kl: Tensor) -> Posterior:
         last = _FINAL if self.resampled else 0
@@ -338,19 +300,19 @@ class _Variational:
 class _Langevin:
     """Langevin dynamics on z (Eq. 4); a row without targets keeps a draw from the prior."""
 
-    def __init__(self, config: Any, noise: Noise, shape: Sequence[int], live: Tensor, fast: FastLearning) -> None:
-        self.size, self.noise, self.shape = config.langevin_step_size, noise, shape
-        start = noise.draw(_MEANS, shape)
-        self.z = torch.where(live[:, None, None], 0.01 * start, start).requires_grad_()
+    def __init__(self, config: LTMConfig, noise: Noise, live: Tensor) -> None:
+        self.size, self.noise, self.live = config.langevin_step_size, noise, live[:, None, None]
+        start = noise.draw(_MEANS, (config.num_latents, config.hidden_size))
+        self.z = torch.where(self.live, 0.01 * start, start).requires_grad_()
         self.parameters = [self.z]
 
     def propose(self, step: int) -> tuple[Tensor, Tensor]:
         return self.z, 0.5 * self.z.square().sum((1, 2))
 
     @torch.no_grad()
-    def move(self, step: int, steps: int, gradients: Sequence[Tensor], live: Tensor) -> None:
-        change = (2 * self.size) ** 0.5 * self.noise.draw(step, self.shape) - self.size * gradients[0]
-        self.z += torch.where(live[:, None, None], change, 0.0)
+    def move(self, step: int, gradients: Sequence[Tensor]) -> None:
+        change = (2 * self.size) ** 0.5 * self.noise.draw(step, self.z.shape[1:]) - self.size * gradients[0]
+        self.z += torch.where(self.live, change, 0.0)
 
     def result(self, nll: Tensor, kl: Tensor) -> Posterior:
         return Posterior(self.z.detach(), None, nll, kl, self.noise)

@@ -24,26 +24,25 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
-from mentalese.families.latent_thought import cost
 from mentalese.families.latent_thought.blocks import PackedBatch
-from mentalese.families.latent_thought.decoder import LTMCache
-from mentalese.families.latent_thought.generate import LTMGeneration
+from mentalese.families.latent_thought.decoder import LTMCache, LTMDecoder
 from mentalese.families.latent_thought.inference import (
-    FastLearning,
     Posterior,
-    amortised,
     check_finite,
     differentiable,
     fit,
     infer,
+    inference_config,
     prompt_batch,
 )
 from mentalese.models.base import LossOutput
 from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, Limits
-from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.trace import Knob, Shown, Thought, ThoughtTrace
+from mentalese.models.transformers_seam import CACHE, one_cache
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
 from mentalese.nn.noise import shared_seed
+from mentalese.values import Positive, checked
 
 
 @dataclass
@@ -78,7 +77,26 @@ def _encoded(packed: PackedBatch, hidden: Tensor, z: Tensor | None, z_given: boo
     return LTMEncoded(hidden=packed.rows.spread(hidden), packed=packed, packed_hidden=hidden, z=z, z_given=z_given)
 
 
-class LTMForCausalLM(LTMGeneration[LTMEncoded]):
+@dataclass
+class Reinference:
+    """The schedule of repeated inference: after every `every` tokens that follow the `prompt` columns of all rows.
+
+    Attributes:
+        seeds: int64 [prompts].
+    """
+
+    every: int
+    prompt: int
+    fast_steps: int | None
+    seeds: Tensor
+
+    def due(self, width: int) -> int:
+        """Return the number of first columns to infer thoughts from; 0: keep the current thoughts."""
+        new = width - self.prompt
+        return width - new % self.every if new >= self.every else 0
+
+
+class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     """A Latent Thought Model; with `num_latents` = 0, the same decoder without thoughts."""
 
     inner_gradients = True
@@ -141,47 +159,33 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         config = self.config
         if not config.num_latents:
             return super().training_loss(batch, **settings)
-        if self.encoder is not None:
-            return self._amortised_loss(batch, **settings)
-        rate = settings.pop("fast_learning_rate", None)
+        (name,) = self.training_settings()
+        value = settings.pop(name, None)
         self.target_weights(batch, **settings)
+        used = inference_config(self, **({name: value} if self.encoder is None else {}))
+        config.fast_learning_rate = used.fast_learning_rate
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
-        trained = (p for p in self.parameters() if p.requires_grad)  # only the weights of an adapter, if there is one
-        weights = list(trained) if config.slow_grad == "accumulate" else None
-        fast = FastLearning.of(self, learning_rate=rate)
-        if rate is not None:
-            config.fast_learning_rate = rate
-        posterior, gradients = fit(self, x, packed, targets, fast, seed=shared_seed(), weights=weights, together=True)
+        trained = [p for p in self.parameters() if p.requires_grad]  # only the weights of an adapter, if there is one
+        weights = trained if config.slow_grad == "accumulate" else None
+        posterior, gradients = fit(self, x, packed, targets, used, seed=shared_seed(), weights=weights, together=True)
         z = controlled(posterior.sample(), config.thought_control)
         hidden = self.decode(x, z, packed)
-        loss = linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
-        nll = loss.detach()
-        if weights is not None:
-            pairs = [(p, g) for p, g in zip((x, *weights), gradients) if g is not None]
-            accumulated = sum(((p * g).sum() for p, g in pairs), x.new_zeros(())) / len(x)
-            loss = loss + (accumulated - accumulated.detach())
-        weight = (targets != IGNORED).sum().float()
-        metrics = {"nll": nll} | self._metrics(posterior, nll, weight.clamp(min=1))
-        return LossOutput(loss, weight, metrics, partial(_encoded, packed, hidden, z))
-
-    def _amortised_loss(self, batch: Batch, kl_weight: float = 1.0, **settings: Any) -> LossOutput:
-        """Return Eq. 5 with the encoder's reparametrised posterior; a phase may anneal the weight of the KL."""
-        self.target_weights(batch, **settings)
-        if not (math.isfinite(kl_weight) and kl_weight >= 0):
-            raise InputError(f"phases.model.kl_weight is {kl_weight}: set a number of 0 or more")
-        x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
-        targets = packed.rows.targets(batch["labels"])
-        posterior = amortised(self, packed, targets, seed=shared_seed())
-        z = controlled(posterior.sample(), self.config.thought_control)
-        hidden = self.decode(x, z, packed)
-        total, nll = linear_nll_sum(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
-        kl = posterior.kl_by_layer(1)[:, 0]
-        check_finite(-(nll.view(targets.shape).sum(1) + kl.detach()), "optimizer.learning_rate")
         weight = (targets != IGNORED).sum().float()
         count = weight.clamp(min=1)
-        loss = (total + kl_weight * kl.sum()) / count
-        nll = total.detach() / count
+        predicting, head = hidden[:, :-1].flatten(0, 1), self.loss_head()
+        if self.encoder is None:
+            loss = linear_cross_entropy(predicting, head, targets.flatten())
+            nll = loss.detach()
+        else:
+            total, each = linear_nll_sum(predicting, head, targets.flatten())
+            kl = posterior.kl_by_layer(1)[:, 0]
+            check_finite(-(each.view(targets.shape).sum(1) + kl), "optimizer.learning_rate")
+            loss = (total + (1.0 if value is None else value) * kl.sum()) / count
+            nll = total.detach() / count
+        if gradients:
+            accumulated = torch.stack([(p * g).sum() for p, g in zip((x, *trained), gradients)]).sum() / len(x)
+            loss = loss + (accumulated - accumulated.detach())
         metrics = {"nll": nll} | self._metrics(posterior, nll, count)
         return LossOutput(loss, weight, metrics, partial(_encoded, packed, hidden, z))
 
@@ -274,8 +278,8 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         if not of_labels:
             evidence = packed.rows.targets(self._context(batch, labels))
         noise = "fixed" if estimator == "fitted-draw" else None
-        fast = FastLearning.of(self, self.config.scoring, fast_steps, noise=noise)
-        posterior, _ = fit(self, x, packed, evidence, fast, seed=seed)
+        config = inference_config(self, inference=self.config.scoring, fast_steps=fast_steps, noise=noise)
+        posterior, _ = fit(self, x, packed, evidence, config, seed=seed)
         z = controlled(posterior.sample(fresh=estimator == "elbo-bound"), self.config.thought_control)
         parts = {"nll": self._nll(self.decode(x, z, packed), targets)}
         if of_labels:
@@ -308,18 +312,6 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
         """Return the nats [B, N - 1] of all tokens except the first."""
         nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
         return nll.view(targets.shape)
-
-    def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`; excludes inference."""
-        return cost.forward_flops(self.config, batch)
-
-    def training_flops(self, batch: Batch, **settings: Any) -> int:
-        """See `LanguageModel.training_flops`, and `cost.training_flops`."""
-        return cost.training_flops(self.config, batch)
-
-    def scoring_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.scoring_flops`, and `cost.scoring_flops`."""
-        return cost.scoring_flops(self.config, batch)
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
@@ -432,3 +424,120 @@ class LTMForCausalLM(LTMGeneration[LTMEncoded]):
             logits = self(tokens[-1], cache=cache, z=z).logits
             tokens.append(logits[:, -1:].argmax(-1))
         return torch.cat(tokens, dim=1)
+
+    # ------------------------------------------------------------------------------------- generation
+
+    def knobs(self) -> list[Knob]:
+        config, steps = self.config, "gradient steps on the thoughts of a text"
+        if not config.num_latents:
+            return []
+        again = Knob("infer_every", "Think again", "after this many new tokens; 0: never", 0, 0)
+        if config.inference == "amortised":
+            return [again]
+        return [Knob("fast_steps", "Fast steps", steps, config.fast_steps, 1, max(4 * config.fast_steps, 64)), again]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        z: Tensor | None = None,
+        fast_steps: int | None = None,
+        infer_every: int | None = None,
+        posterior_seed: int | None = None,
+        show_progress: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Generate with Hugging Face's `generate`, given thoughts inferred from the prompts (section 2.3, Eq. 7).
+
+        A prompt of one token has no information about its thoughts: they are drawn from the prior (Eq. 8), with a new
+        draw for each row unless `posterior_seed` is set. Each sampled sequence of a prompt (`num_return_sequences`) has
+        its own draw with seed `posterior_seed`, `posterior_seed + 1` ..; the beams of a search share one draw.
+
+        Args:
+            inputs: [B, L], or `input_ids`; without `attention_mask`, all are tokens.
+            z: [B, N_z, d], thoughts to use instead.
+            fast_steps: T_fast; `None`: the config's.
+            infer_every: after this many new tokens, infer thoughts again from the prompt and all later tokens, and read
+                the text again with them; `None`: never. Without a cache the text is read again for each token.
+            posterior_seed: seeds inference and the draw from the posterior for all rows; `None`: 0, or for each row
+                from torch's generator if tokens are sampled or the prompt is one token.
+            show_progress: show the progress of inference from the prompts on standard error.
+
+        Raises:
+            InputError: no prompt, z of another shape, or a setting of inference that has another type or no effect.
+        """
+        inputs = self.check_prompt(kwargs.pop("input_ids", None) if inputs is None else inputs)
+        checked("infer_every", Positive | None, infer_every)
+        checked("posterior_seed", int | None, posterior_seed)
+        z = self.check_z(z, len(inputs))
+        cache = self._cache(one_cache(kwargs.get("cache"), kwargs.get("past_key_values")), use_cache=False)
+        cached = cache is not None and cache.seen_tokens > 0
+        mask = kwargs.pop("attention_mask", None)
+        if mask is None and not cached:  # Hugging Face would treat every padding token as padding
+            mask = torch.ones_like(inputs)
+        reasons = {
+            "z is set": z is not None,
+            "the cache has its thoughts": cached,
+            "num_latents is 0": not self.config.num_latents,
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), None)
+        if reason is not None:
+            fields = {"fast_steps": fast_steps, "infer_every": infer_every, "posterior_seed": posterior_seed}
+            for name, value in fields.items():
+                if value is not None:
+                    raise InputError(f"{name} is {value}, and {reason}: nothing is to be inferred, so remove it")
+            thoughts = {} if z is None else {"z": z}
+            return super().generate(inputs, generation_config, attention_mask=mask, **thoughts, **kwargs)
+
+        settings = [  # Hugging Face's, from the call, its generation config or the model's config
+            next((value for value in values if value is not None), None)
+            for values in (
+                (kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name))
+                for name in ("do_sample", "num_beams", "num_return_sequences")
+            )
+        ]
+        sampled, beams, copies = settings[0], settings[1] or 1, settings[2] or 1
+        seeds = torch.full((len(inputs),), posterior_seed or 0, device=inputs.device)
+        if posterior_seed is None:  # otherwise rows with equal or empty prompts would have equal thoughts
+            random_rows = (mask.sum(1) == 1) | bool(sampled)
+            seeds[random_rows] = torch.randint(2**62, (int(random_rows.sum()),)).to(seeds)
+        if sampled and copies > 1 and beams == 1:
+            inputs, mask = inputs.repeat_interleave(copies, dim=0), mask.repeat_interleave(copies, dim=0)
+            seeds = (seeds[:, None] + torch.arange(copies, device=seeds.device)).flatten()
+            kwargs["num_return_sequences"] = 1
+        batch = prompt_batch(inputs, mask)
+        z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
+        z = controlled(z, self.config.thought_control)
+        if infer_every is not None:
+            kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
+        return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        attention_mask: Tensor | None = None,
+        z: Tensor | None = None,
+        again: Reinference | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Prepare the next token (Hugging Face's hook); if `again` is due, infer thoughts and reset the cache."""
+        cache = kwargs.get(CACHE)
+        end = 0 if again is None else again.due(input_ids.shape[1])
+        if again is not None and end and (cache is None or end == input_ids.shape[1]):
+            batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
+            seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
+            z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
+            z = controlled(z, self.config.thought_control)
+            if cache is not None:
+                cache.reset()
+                next_sequence_length = None
+        kwargs |= {} if z is None else {"z": z}
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            attention_mask=attention_mask,
+            **kwargs,
+        )
