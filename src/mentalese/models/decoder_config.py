@@ -141,11 +141,6 @@ class WrappedDecoderConfig(LatentThoughtConfig):
         super().validate_architecture()
         check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windows=self.reads_windows)
 
-    def _at_least(self, least: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            require(value >= least, f"{self.model_type}.{name}", value, f"set at least {least}")
-
 
 class LayeredDecoderConfig(WrappedDecoderConfig):
     """A model that reads or adds in front of its decoder's layers; all columns between a row's tokens are tokens."""

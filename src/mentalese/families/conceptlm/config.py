@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mentalese.errors import InputError
+from pydantic import Field
+
+from mentalese.errors import InputError, require
 from mentalese.models.decoder_config import LayeredDecoderConfig
+from mentalese.values import NonNegative, NonNegativeNumber, Positive
+
+AtLeastTwo = Annotated[Positive, Field(ge=2)]
 
 
 class ConceptLMConfig(LayeredDecoderConfig):
@@ -33,17 +38,17 @@ class ConceptLMConfig(LayeredDecoderConfig):
 
     model_type = "conceptlm"
     constants = {"concept_weights": "logits", "ntp_weight": 1.0}  # noqa: RUF012 (never written to)
-    insert_depth: int = 1
-    concept_layers: int = 2
+    insert_depth: NonNegative = 1
+    concept_layers: Positive = 2
     concept_norm: bool | None = None
-    chunk_size: int = 4
-    num_segments: int | None = None
-    num_codes: int = 64
+    chunk_size: AtLeastTwo = 4
+    num_segments: Positive | None = None
+    num_codes: AtLeastTwo = 64
     codebook: Literal["mlp", "linear", "learned"] | None = "mlp"
     fusion: Literal["sum", "norm_sum"] = "sum"
     detach_concept: bool = False
-    ncp_weight: float = 1.0
-    vq_weight: float = 1.0
+    ncp_weight: NonNegativeNumber = 1.0
+    vq_weight: NonNegativeNumber = 1.0
     silent_start: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -64,34 +69,19 @@ class ConceptLMConfig(LayeredDecoderConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        self._at_least(2, "chunk_size", "num_codes")
-        self._at_least(1, "concept_layers")
-        self._at_least(0, "insert_depth", "ncp_weight", "vq_weight")
-        if self.detach_concept and not self.ncp_weight:
-            raise InputError("conceptlm.detach_concept is True: with ncp_weight 0 nothing trains concepts, set False")
-        if self.insert_depth >= self.num_hidden_layers:
-            raise InputError(
-                f"conceptlm.insert_depth is {self.insert_depth}: the backbone has {self.num_hidden_layers} layers, "
-                f"set at most {self.num_hidden_layers - 1}"
-            )
-        if self.num_segments is not None and (self.num_segments < 1 or self.hidden_size % self.num_segments):
-            raise InputError(
-                f"conceptlm.num_segments is {self.num_segments}: use a divisor of the backbone's width "
-                f"({self.hidden_size})"
-            )
-        kinds = getattr(self.backbone_config, "layer_types", None)
-        if kinds is not None and self.concept_layers > len(kinds):
-            raise InputError(
-                f"conceptlm.concept_layers is {self.concept_layers}: {self.backbone_config.model_type} has a kind of "
-                f"attention for each of its {len(kinds)} layers, set at most that number"
-            )
-        if self.codebook is None and self.vq_weight:
-            raise InputError(f"conceptlm.vq_weight is {self.vq_weight}: without a codebook set 0.0")
-        loud = {"fusion": "norm_sum", "codebook": None}
-        if self.silent_start and (names := [name for name, value in loud.items() if getattr(self, name) == value]):
-            raise InputError(
-                f"conceptlm.silent_start is True: with {names[0]} {loud[names[0]]!r} zeros add something, set False"
-            )
+        layers, kinds = self.num_hidden_layers, getattr(self.backbone_config, "layer_types", None)
+        trains = not self.detach_concept or self.ncp_weight > 0
+        self.require(trains, "detach_concept", "with ncp_weight 0 nothing trains concepts, set False")
+        inside = self.insert_depth < layers
+        self.require(inside, "insert_depth", f"the backbone has {layers} layers, set at most {layers - 1}")
+        divides = self.hidden_size % self.segments == 0
+        self.require(divides, "num_segments", f"use a divisor of the backbone's width ({self.hidden_size})")
+        fits = kinds is None or self.concept_layers <= len(kinds)
+        remedy = f"the backbone has a kind of attention for each of its {layers} layers, set at most that number"
+        self.require(fits, "concept_layers", remedy)
+        self.require(self.codebook is not None or not self.vq_weight, "vq_weight", "without a codebook set 0.0")
+        silent = not self.silent_start or (self.fusion == "sum" and self.codebook is not None)
+        self.require(silent, "silent_start", "with fusion 'norm_sum', or without a codebook, zeros add something")
 
 
 class MTPConfig(LayeredDecoderConfig):
@@ -104,11 +94,7 @@ class MTPConfig(LayeredDecoderConfig):
 
     model_type = "mtp"
     constants = {"mtp_weight": 1.0}  # noqa: RUF012 (never written to)
-    num_future_tokens: int = 4
-
-    def validate_architecture(self) -> None:
-        super().validate_architecture()
-        self._at_least(2, "num_future_tokens")
+    num_future_tokens: AtLeastTwo = 4
 
 
 def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:
@@ -126,8 +112,8 @@ def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: A
     for field, value in fields.items():
         raise InputError(f"conceptlm.{field} is {value!r}: with token_layers there are no concepts; leave one out")
     name = "n_layer" if "n_layer" in backbone else "num_hidden_layers"
-    if not 1 <= token_layers <= backbone[name]:
-        raise InputError(f"token_layers is {token_layers}: set 1 to {backbone[name]}, the layers of the decoder")
+    remedy = f"set 1 to {backbone[name]}, the layers of the decoder"
+    require(1 <= token_layers <= backbone[name], "token_layers", token_layers, remedy)
     kinds = backbone.get("layer_types")
     kinds = {} if kinds is None else {"layer_types": kinds[:1] + kinds[:token_layers] + kinds[1:]}
     return backbone | {name: backbone[name] + token_layers} | kinds

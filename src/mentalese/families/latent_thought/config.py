@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
-from mentalese.errors import InputError
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.values import NonNegative, Positive, PositiveNumber
 
 NORM_EPS = 1e-5
 
@@ -48,20 +47,20 @@ class LTMConfig(LatentThoughtConfig):
 
     model_type = "ltm"
     constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS, "tolerance": None}  # noqa: RUF012 (never written to)
-    intermediate_size: int | None = None
-    max_position_embeddings: int = 1024
-    window_size: int = 256
-    num_latents: int = 24
+    intermediate_size: Positive | None = None
+    max_position_embeddings: Positive = 1024
+    window_size: Positive = 256
+    num_latents: NonNegative = 24
     shared_latents: bool = False
     inference: Literal["variational", "langevin", "amortised"] = "variational"
-    encoder_layers: int = 12
-    fast_steps: int = 16
-    fast_learning_rate: float = 0.3
+    encoder_layers: Positive = 12
+    fast_steps: Positive = 16
+    fast_learning_rate: PositiveNumber = 0.3
     fast_schedule: Literal["constant", "linear", "cosine"] = "constant"
     fast_optimizer: Literal["adam", "adamw"] = "adam"
     noise: Literal["resampled", "fixed"] = "resampled"
     slow_grad: Literal["final", "accumulate"] = "final"
-    langevin_step_size: float = 0.01
+    langevin_step_size: PositiveNumber = 0.01
     initial_log_variance: float = -5.0
 
     @property
@@ -70,37 +69,15 @@ class LTMConfig(LatentThoughtConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
-        positive = ("max_position_embeddings", "window_size", "fast_steps", "encoder_layers")
-        for name, least in (*((name, 1) for name in positive), ("num_latents", 0)):
-            if getattr(self, name) < least:
-                self._refuse(name, f"set {least} or more")
+        self.require_even_heads()
+        within = f"set at most max_position_embeddings ({self.max_position_embeddings})"
+        for name in ("window_size", "num_latents"):
+            self.require(getattr(self, name) <= self.max_position_embeddings, name, within)
+        even = self.shared_latents or self.num_latents % self.num_hidden_layers == 0
+        self.require(even, "num_latents", f"set a multiple of num_hidden_layers ({self.num_hidden_layers})")
         if self.inference == "amortised":
-            if not self.num_latents:
-                self._refuse(
-                    "num_latents", "an encoder needs thoughts to infer, so set 1 or more, or another inference"
-                )
-            if self.slow_grad != "final":
-                self._refuse("slow_grad", "an encoder infers without steps, so set 'final'")
-        for name in ("fast_learning_rate", "langevin_step_size"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                self._refuse(name, "set a positive number")
-        if self.intermediate_size is not None and self.intermediate_size < 1:
-            self._refuse("intermediate_size", "set 1 or more, or None")
-        if self.hidden_size // self.num_attention_heads % 2:
-            self._refuse("num_attention_heads", "rotary positions need heads of even width")
-        if self.window_size > self.max_position_embeddings:
-            self._refuse("window_size", f"set at most max_position_embeddings ({self.max_position_embeddings})")
-        if not self.shared_latents and self.num_latents % self.num_hidden_layers:
-            self._refuse(
-                "num_latents",
-                f"all layers have equally many, so set a multiple of num_hidden_layers ({self.num_hidden_layers}), or "
-                "shared_latents=True",
-            )
-        if self.num_latents > self.max_position_embeddings:
-            self._refuse("num_latents", f"set at most max_position_embeddings ({self.max_position_embeddings})")
-
-    def _refuse(self, name: str, remedy: str) -> None:
-        raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")
+            self.require(self.num_latents > 0, "num_latents", "an encoder needs thoughts to infer, so set 1 or more")
+            self.require(self.slow_grad == "final", "slow_grad", "an encoder infers without steps, so set 'final'")
 
     @property
     def latents_per_layer(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from mentalese.errors import InputError
+from pydantic import Field
+
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.values import NonNegative, NonNegativeNumber, Number, Positive, PositiveNumber
+
+Dropout = Annotated[Number, Field(ge=0, lt=1)]
 
 HINGE_WEIGHT = 0.01
 """Weight of the squared distance of a `normalized` vector's length, before it is 1, from [0.9, 1.1] (the release)."""
@@ -52,30 +56,30 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
 
     vocab_size: int = 50_260
     hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int | None = None
+    num_hidden_layers: Positive = 12
+    num_attention_heads: Positive = 12
+    intermediate_size: Positive | None = None
     activation: Literal["gelu", "swiglu"] = "gelu"
     layers_per_turn: int | None = None
     attention_layout: Literal["alternate", "self_cross", "cross_self", "parallel"] = "alternate"
-    max_sentence_tokens: int = 64
+    max_sentence_tokens: Positive = 64
     memory: Literal["cross_attention", "prefix", "none"] = "cross_attention"
-    memory_size: int = 40
-    memory_gradient_window: int | None = None
+    memory_size: Positive = 40
+    memory_gradient_window: NonNegative | None = None
     sentence_layer: int | None = None
     sentence_head: Literal["linear", "normalized"] = "linear"
     context_seeding: bool = True
     gate_init: float = 1.0
-    attention_dropout: float = 0.2
-    residual_dropout: float = 0.0
-    embedding_dropout: float = 0.0
-    next_vector_weight: float = 0.0
-    layer_norm_eps: float = 1e-5
-    pad_token_id: int = 0
-    sentence_start_token_id: int = 1
-    sentence_end_token_id: int = 2
+    attention_dropout: Dropout = 0.2
+    residual_dropout: Dropout = 0.0
+    embedding_dropout: Dropout = 0.0
+    next_vector_weight: NonNegativeNumber = 0.0
+    layer_norm_eps: PositiveNumber = 1e-5
+    pad_token_id: NonNegative = 0
+    sentence_start_token_id: NonNegative = 1
+    sentence_end_token_id: NonNegative = 2
     bos_token_id: int | None = 3
-    eos_token_id: int = 3
+    eos_token_id: NonNegative = 3
 
     @property
     def mlp_width(self) -> int:
@@ -114,52 +118,21 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         return self.memory != "none"
 
     def validate_architecture(self) -> None:
-        self._require(self.num_attention_heads >= 1, "num_attention_heads", "set at least 1")
         super().validate_architecture()
-        self._require(self.hidden_size % 2 == 0, "hidden_size", "set an even number (sines and cosines in pairs)")
-        self._require(self.num_hidden_layers >= 1, "num_hidden_layers", "set at least 1")
+        layers, alternates = self.num_hidden_layers, self.attention_layout == "alternate"
+        self.require(self.hidden_size % 2 == 0, "hidden_size", "set an even number (sines and cosines in pairs)")
         self.check_turns(self.layers_per_turn)
-        self._require(
-            not (self.cross_layers and self.attention_layout == "alternate" and (self.layers_per_turn or 2) % 2),
-            "layers_per_turn",
-            "attention_layout 'alternate' has layers in pairs, so set an even number",
+        in_pairs = not (self.cross_layers and alternates and (self.layers_per_turn or 2) % 2)
+        self.require(
+            in_pairs, "layers_per_turn", "attention_layout 'alternate' has layers in pairs: set an even number"
         )
-        self._require(self.mlp_width >= 1, "intermediate_size", "set at least 1")
-        self._require(self.max_sentence_tokens >= 1, "max_sentence_tokens", "set at least 1")
-        self._require(
-            self.memory_size >= 1,
-            "memory_size",
-            "set at least 1, or memory to 'none' for a model without memory",
-        )
-        window = self.memory_gradient_window
-        self._require(window is None or window >= 0, "memory_gradient_window", "set 0 (no gradient) or more, or None")
-        self._require(
-            self.attention_layout == "alternate" or self.memory == "cross_attention",
-            "attention_layout",
-            f"memory {self.memory!r} has no cross-attention to lay out, so set it to 'alternate'",
-        )
-        self._require(
-            0 <= self.vector_layer < self.num_hidden_layers,
-            "sentence_layer",
-            f"set a layer from 0 to {self.num_hidden_layers - 1}",
-        )
-        for name in ("attention_dropout", "residual_dropout", "embedding_dropout"):
-            self._require(0 <= getattr(self, name) < 1, name, "set a number from 0 up to, not including, 1")
-        self._require(self.next_vector_weight >= 0, "next_vector_weight", "set 0 or more")
-        self._require(
-            self.memory != "none" or not self.next_vector_weight,
-            "next_vector_weight",
-            "memory 'none' has no vectors to predict, so set it to 0",
-        )
-        self._require(self.layer_norm_eps > 0, "layer_norm_eps", "set a number above 0")
+        reads = alternates or self.memory == "cross_attention"
+        self.require(reads, "attention_layout", f"memory {self.memory!r} has no cross-attention, so set 'alternate'")
+        self.require(0 <= self.vector_layer < layers, "sentence_layer", f"set a layer from 0 to {layers - 1}")
+        has_vectors = self.memory != "none" or not self.next_vector_weight
+        self.require(has_vectors, "next_vector_weight", "memory 'none' has no vectors to predict, so set 0")
         markers = ("pad_token_id", "sentence_start_token_id", "sentence_end_token_id", "eos_token_id")
-        for name in markers:
-            self._require(0 <= getattr(self, name) < self.vocab_size, name, f"set an id below {self.vocab_size}")
-            others = [other for other in markers if other != name and getattr(self, other) == getattr(self, name)]
-            self._require(
-                not others, name, f"{' and '.join(others)} has the same id: use a different id for each marker"
-            )
-
-    def _require(self, condition: bool, name: str, remedy: str) -> None:
-        if not condition:
-            raise InputError(f"{self.model_type}.{name} is {getattr(self, name)!r}: {remedy}")
+        ids = [getattr(self, name) for name in markers]
+        for name, number in zip(markers, ids):
+            self.require(number < self.vocab_size, name, f"set an id below {self.vocab_size}")
+            self.require(ids.count(number) == 1, name, "use a different id for each marker")
