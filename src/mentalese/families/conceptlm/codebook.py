@@ -127,17 +127,24 @@ def _split(concepts: Tensor, codes: Tensor) -> Tensor:
 
 @dataclass
 class Usage:
-    """The use of each segment's codes.
+    """The use of the codes of each segment.
 
     Attributes:
         counts: [S, N], how often each code was nearest.
-        utilisation: [S], the share of codes with a positive count.
-        perplexity: [S], exp of the entropy of the counts: N for uniform use, 1 if only one code is used.
     """
 
     counts: Tensor
-    utilisation: Tensor
-    perplexity: Tensor
+
+    @property
+    def utilisation(self) -> Tensor:
+        """The share [S] of codes with a positive count."""
+        return (self.counts > 0).float().mean(-1)
+
+    @property
+    def perplexity(self) -> Tensor:
+        """Exp [S] of the entropy of the counts: N for uniform use, 1 if only one code is used."""
+        share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1)
+        return torch.special.entr(share).sum(-1).exp()
 
 
 def usage(chosen: Tensor, codes: int) -> Usage:
@@ -145,10 +152,4 @@ def usage(chosen: Tensor, codes: int) -> Usage:
     segments = chosen.shape[1]
     flat = chosen + codes * torch.arange(segments, device=chosen.device)
     counts = torch.zeros(segments * codes, dtype=torch.long, device=chosen.device)
-    return usage_of(counts.scatter_add_(0, flat.flatten(), torch.ones_like(flat).flatten()).view(segments, codes))
-
-
-def usage_of(counts: Tensor) -> Usage:
-    """Return the use for counts [S, N], which may be sums over batches."""
-    share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
-    return Usage(counts, (counts > 0).float().mean(-1), torch.special.entr(share).sum(-1).exp())
+    return Usage(counts.scatter_add_(0, flat.flatten(), torch.ones_like(flat).flatten()).view(segments, codes))

@@ -33,15 +33,7 @@ from transformers import initialization as init
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.conceptlm.chunks import Chunks
-from mentalese.families.conceptlm.codebook import (
-    Codebook,
-    Usage,
-    mix,
-    nearest_codes,
-    quantisation_loss,
-    usage,
-    usage_of,
-)
+from mentalese.families.conceptlm.codebook import Codebook, Usage, mix, nearest_codes, quantisation_loss, usage
 from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.models.backbone import attention_width, linear_weights
 from mentalese.models.base import LossOutput
@@ -123,6 +115,13 @@ class Concepts:
         """The concepts u of the batch without padding, row by row, [n, d]."""
         return self.pooled.flatten(0, 1) if self.valid is None else self.pooled[self.valid]
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Return the mean of values [B, C - 1] over the next concepts that rows have; 0 without one."""
+        if self.valid is None:
+            return values.mean() if values.numel() else values.sum()
+        real = self.valid[:, 1:]
+        return values.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
+
     @cached_property
     def chosen(self) -> Tensor:
         """The nearest codes of these concepts, [n, S]."""
@@ -162,9 +161,8 @@ def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
     """
     targets, valid = concepts.pooled[:, 1:].float(), concepts.valid
     real = targets.new_ones(targets.shape[:2]) if valid is None else valid[:, 1:].float()
-    count, real = real.sum().clamp(min=1), real[..., None]
-    mean = (targets * real).sum((0, 1)) / count
-    variance = ((targets - mean).square() * real).sum() / (count * targets.shape[2])
+    mean = (targets * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
+    variance = concepts.mean((targets - mean).square().mean(-1))
     rounding = 1e-12 * mean.square().mean()
     return torch.where(variance > rounding, 1 - ncp / variance, 0.0)
 
@@ -184,17 +182,10 @@ def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
         valid = valid[..., None].expand(-1, -1, codes.shape[1])
         codes = torch.zeros_like(valid, dtype=codes.dtype).masked_scatter(valid, codes)
     codes = codes.view(*concepts.pooled.shape[:2], -1)[:, 1:]
-    if not codes.numel():
-        return dict.fromkeys(("code_accuracy", "code_ce"), concepts.logits.new_zeros((), dtype=torch.float32))
     logits = concepts.logits[:, :-1].float().unflatten(-1, concepts.codes.shape[:2])
-    scores = {
-        "code_accuracy": (logits.argmax(-1) == codes).float(),
-        "code_ce": F.cross_entropy(logits.movedim(-1, 1), codes, reduction="none"),
-    }
-    if valid is None:
-        return {name: values.mean() for name, values in scores.items()}
-    real = valid[:, 1:].float()
-    return {name: (values * real).sum() / real.sum().clamp(min=1) for name, values in scores.items()}
+    entropy = F.cross_entropy(logits.movedim(-1, 1), codes, reduction="none")
+    right = (logits.argmax(-1) == codes).float()
+    return {"code_accuracy": concepts.mean(right.mean(-1)), "code_ce": concepts.mean(entropy.mean(-1))}
 
 
 class ConceptHeads(nn.Linear):
@@ -256,12 +247,15 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     # ------------------------------------------------------------------------------------------------- the concepts
 
-    def _insert(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _insert(
+        self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Replace the input of layer `insert_depth` by h + e; direct calls of the backbone are unchanged."""
-        call: _Call | None = kwargs.pop("concepts", None)
-        if call is None:
+        call = kwargs.pop("concepts", None)
+        if not isinstance(call, _Call):
             return None
         hidden = args[0] if args else kwargs.pop("hidden_states")
+        assert isinstance(hidden, Tensor)
         return (self._fused(hidden, call), *args[1:]), kwargs
 
     def _fused(self, hidden: Tensor, call: _Call) -> Tensor:
@@ -311,13 +305,11 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         if (earlier or not fused) and not (alike and count == 1):
             seen = torch.arange(max(earlier, width), device=pooled.device) <= column[..., None]
             mask = torch.zeros_like(seen, dtype=pooled.dtype).masked_fill(~seen, torch.finfo(pooled.dtype).min)[:, None]
-        options: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
-        body, count = self.backbone.base_model, len(self.concept_layers)
-        hidden = pooled
-        for layer, positions in zip(
-            self.concept_layers, self.places.positions(body, pooled, column * chunks.size, count)
-        ):
-            hidden = layer(hidden, **options, **positions)
+        options = {"attention_mask": mask, "use_cache": cache is not None, self.places.cache: keys}
+        body, hidden = self.backbone.base_model, pooled
+        positions = self.places.positions(body, pooled, column * chunks.size, len(self.concept_layers))
+        for layer, layer_positions in zip(self.concept_layers, positions):
+            hidden = layer(hidden, **options, **layer_positions)
         if self.concept_norm is not None:
             hidden = self.concept_norm(hidden)
         if self.codebook is None or self.heads is None:
@@ -375,7 +367,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         metrics["concept_r2"] = explained(concepts, metrics["ncp"])
         if concepts.codes is not None:
             used = usage(concepts.chosen, self.config.num_codes)
-            for name, values in (("utilisation", used.utilisation), ("perplexity", used.perplexity)):
+            for name in ("utilisation", "perplexity"):
+                values = getattr(used, name)
                 metrics |= {f"codebook_{name}": values.mean(), f"codebook_{name}.least": values.min()}
             metrics |= predicted_codes(concepts)
             self._watch(used, concepts.own)
@@ -387,12 +380,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         Processes and micro-batches of a step are weighted by their next-token targets, as for the next-token loss; for
         rows of one length this is exact.
         """
-        pooled, valid = concepts.pooled, concepts.valid
-        error = (concepts.predicted[:, :-1].float() - pooled[:, 1:].detach().float()).square().mean(-1)
-        if valid is None:
-            losses = {"ncp": error.mean() if error.numel() else error.sum()}
-        else:
-            losses = {"ncp": error.masked_fill(~valid[:, 1:], 0.0).sum() / valid[:, 1:].sum().clamp(min=1)}
+        targets = concepts.pooled[:, 1:].detach().float()
+        losses = {"ncp": concepts.mean((concepts.predicted[:, :-1].float() - targets).square().mean(-1))}
         if concepts.codes is not None:
             losses["vq"] = quantisation_loss(concepts.own, concepts.codes, concepts.chosen)
         return losses
@@ -411,7 +400,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         self._watched = ((steps + 1) % self.GUARD, counts)
         if self._watched[0]:
             return
-        share = float(usage_of(counts).utilisation.mean())
+        share = float(Usage(counts).utilisation.mean())
         if share >= COLLAPSED:
             return
         codes, differing = self.config.num_codes, len(concepts.detach().unique(dim=0))
@@ -437,7 +426,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             concepts = self.encode(batch["input_ids"], batch.get("attention_mask")).concepts
             assert concepts is not None
             counts += usage(concepts.chosen, self.config.num_codes).counts.cpu()
-        return usage_of(counts)
+        return Usage(counts)
 
     def _chunks(self, batch: Batch) -> Chunks:
         mask = batch.get("attention_mask")

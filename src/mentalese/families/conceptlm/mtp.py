@@ -54,13 +54,13 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
     def limits(self) -> Limits:
         return Limits(hidden_states=None, loss="the losses of later tokens")
 
-    def _look_ahead(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the other heads on the input of the last layer."""
-        future: list[Tensor] | None = kwargs.pop("future", None)
-        if future is None:
-            return None
-        for head in self.future_layers:
-            future.append(self.final_norm(head(*args, **kwargs)))
+    def _look_ahead(
+        self, layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Run the other heads on the input of the last layer, for a caller that passes a list for their states."""
+        future = kwargs.pop("future", None)
+        if isinstance(future, list):
+            future += [self.final_norm(head(*args, **kwargs)) for head in self.future_layers]
         return args, kwargs
 
     def encode(
@@ -84,7 +84,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
             raise InputError("output_thoughts is True with a cache: pass the whole text in one call, without a cache")
         future: list[Tensor] = []
         layout = self.token_layout(input_ids, attention_mask, cache)
-        options: dict[str, Any] = {"output_hidden_states": True} if output_hidden_states else {}
+        options: dict[str, object] = {"output_hidden_states": True} if output_hidden_states else {}
         options |= {"future": future} if trace else {}
         output = self.run_backbone(input_ids, layout, cache, **options)
         return MTPEncoded(hidden=output.last_hidden_state, hidden_states=output.hidden_states, future=future)

@@ -42,6 +42,16 @@ _NAMES = {
 }
 """By `model_type`: their names, without the `model.` of Llama, and ours."""
 _LAYERS = {"gpt_neox": "backbone.gpt_neox.layers", "llama": "backbone.model.layers"}
+_SEGMENTS = {
+    "ctx_lm_head.weight": "heads.weight",
+    "ctx_lm_head.bias": "heads.bias",
+    "vqs.frozen_codebook": "codebook.frozen",
+    "vqs.code_transform.0.weight": "codebook.up",
+    "vqs.code_transform.0.bias": "codebook.up_bias",
+    "vqs.code_transform.2.weight": "codebook.down",
+    "vqs.code_transform.2.bias": "codebook.down_bias",
+}
+"""Names of weights that the release has for each segment, and ours for all segments."""
 _NOT_WEIGHTS = re.compile(r"cached_\w+|.*\.(masked_bias|attention\.bias|inv_freq)")
 """Buffers that are made again: a cache, causal masks, rotary frequencies."""
 _NEEDED = ("encoder_layers", "decoder_layers", "special_layers", "chunk_size", "vq_config")
@@ -71,18 +81,19 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
         state |= load_file(file)
     config = _config(theirs, tied=not {"embed_out.weight", "lm_head.weight"} & state.keys())
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
-    converted, target = weights(state, theirs, head), model.state_dict()
-    if config.tie_word_embeddings:
-        target.pop(f"{head}.weight")
-    for name in [*(target.keys() - converted.keys()), *(converted.keys() - target.keys())]:
-        raise InputError(f"{folder}: {name} is {'missing' if name in target else 'of no use here'}: use whole weights")
-    for name, value in converted.items():
-        if value.shape != target[name].shape:
-            sizes = f"{tuple(value.shape)}, and by config.json {tuple(target[name].shape)}"
-            raise InputError(f"{folder}: {name} is {sizes}: use the folder's own config.json")
-    model.load_state_dict(converted, strict=False, assign=True)
+        model: ConceptLMForCausalLM = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    names = {module: name for name, module in model.named_modules()}
+    head, embeddings = (f"{names[m]}.weight" for m in (model.get_output_embeddings(), model.get_input_embeddings()))
+    try:
+        converted = weights(state, theirs, head)
+        if config.tie_word_embeddings and embeddings in converted:
+            converted[head] = converted[embeddings]
+        model.load_state_dict(converted, assign=True)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())
+        raise InputError(
+            f"{folder}: {why} Use all weights of a published ConceptLM, and its own config.json"
+        ) from error
     model.tie_weights()
     with whole_folder(out, replace=False) as temporary:
         model.save_pretrained(temporary)
@@ -124,14 +135,11 @@ def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
 
 
 def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict[str, Tensor]:
-    """Return the published weights by the names of our model.
+    """Return the published weights by the names of our model; weights without a place keep their names.
 
     Args:
         theirs: the published config.
-        head: our name of the output embedding.
-
-    Raises:
-        InputError: a name that has no place.
+        head: our name of the output embedding's weight.
     """
     kind, depth = theirs["model_type"], theirs["encoder_layers"]
     segments: dict[str, dict[int, Tensor]] = {}
@@ -142,34 +150,21 @@ def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict
             continue
         if match := re.fullmatch(r"(?:hlm\.)?(vqs|ctx_lm_head)\.(\d+)\.(.+)", short):
             segments.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = value
-        elif match := re.fullmatch(r"(?:embed_out|lm_head)\.(.+)", short):
-            ours[f"{head}.{match[1]}"] = value
+        elif short in ("embed_out.weight", "lm_head.weight"):
+            ours[head] = value
         elif match := re.fullmatch(r"(encoder|decoder)\.(\d+)\.(.+)", short):
             number = int(match[2]) + (depth if match[1] == "decoder" else 0)
             ours[f"{_LAYERS[kind]}.{number}.{match[3]}"] = value
         else:
-            place = next((p for p in _NAMES[kind].items() if re.fullmatch(p[0], short)), None)
-            if place is None:
-                raise InputError(f"{name} has no place in a ConceptLM: use the weights of a published one")
-            ours[re.sub(*place, short)] = value
-    return ours | _stacked(segments)
-
-
-def _stacked(segments: dict[str, dict[int, Tensor]]) -> dict[str, Tensor]:
-    """Return heads and codebooks, stacked over segments; heads without a codebook are left out."""
-    count = len(segments.get("vqs.frozen_codebook", {}))
-
-    def of(name: str) -> list[Tensor]:
-        parts = segments.get(name, {})
-        if any(s not in parts for s in range(count)):
-            raise InputError(f"{name} is missing for a segment of {count}: use whole weights")
-        return [parts[s] for s in range(count)]
-
-    if not count:
-        raise InputError("the weights have no vqs.0.frozen_codebook: use those of a published ConceptLM")
-    tensors = {"heads.weight": torch.cat(of("ctx_lm_head.weight")), "heads.bias": torch.cat(of("ctx_lm_head.bias"))}
-    tensors["codebook.frozen"] = torch.stack(of("vqs.frozen_codebook")).float()
-    for ours, layer in (("up", 0), ("down", 2)):
-        tensors[f"codebook.{ours}"] = torch.stack(of(f"vqs.code_transform.{layer}.weight")).transpose(1, 2).float()
-        tensors[f"codebook.{ours}_bias"] = torch.cat(of(f"vqs.code_transform.{layer}.bias")).float()
-    return {name: value.contiguous() for name, value in tensors.items()}
+            for pattern, place in _NAMES[kind].items():
+                short = re.sub(f"^{pattern}$", place, short)
+            ours[short] = value
+    for name, parts in segments.items():
+        whole = torch.stack([parts[s] for s in sorted(parts)])
+        if name.startswith("vqs.code_transform") and name.endswith("weight"):
+            whole = whole.transpose(1, 2)  # torch's linear maps are [out, in]
+        elif name != "vqs.frozen_codebook":
+            whole = whole.flatten(0, 1)
+        place = _SEGMENTS.get(name, name)
+        ours[place] = (whole.float() if place.startswith("codebook") else whole).contiguous()
+    return ours

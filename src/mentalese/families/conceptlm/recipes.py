@@ -188,34 +188,24 @@ LONG = EvaluationConfig(max_documents=500, max_test_documents=500, documents_see
 
 
 def trained(
-    name: str,
-    text: str,
-    model: dict[str, Any],
-    rate: float,
-    data: DataConfig,
-    layout: Packed,
-    tokens: int,
-    paper: str,
-    parts: int = 32,
-    evaluation: EvaluationConfig = BOUNDED,
+    name: str, text: str, model: dict[str, Any], rate: float, tokens: int, paper: str, *, parts: int = 32, **fields: Any
 ) -> Recipe:
     """Return a run of the paper.
 
     Args:
         parts: micro-batches per step on one process.
+        fields: further fields of the recipe.
     """
     return Recipe(
         name=f"conceptlm/{name}",
         description=text,
         model=model,
-        data=data,
-        layout=layout,
         optimizer=OptimizerConfig(learning_rate=rate, warmup=0.01),
         train=TrainConfig(
             tokens=tokens, precision="bf16", gradient_accumulation_steps=parts, eval_every=1000, checkpoint_every=1000
         ),
-        evaluation=evaluation,
         paper=paper,
+        **{"evaluation": BOUNDED} | fields,
     )
 
 
@@ -228,10 +218,10 @@ def table1() -> list[Recipe]:
             f"Table 1: GPT-2 {size.upper()}, 8B tokens of OpenWebText",
             gpt2(width, heads, layers=layers),
             RATES[size],
-            DataConfig(source=OPENWEBTEXT, tokenizer=GPT2_TOKENS),
-            Packed(sequence_length=1024, batch_size=512),
             8_000_000_000,
             "Tables 1, 2, 14",
+            data=DataConfig(source=OPENWEBTEXT, tokenizer=GPT2_TOKENS),
+            layout=Packed(sequence_length=1024, batch_size=512),
         )
         pm = variant(recipe, "pm")
         concept = [
@@ -286,10 +276,10 @@ def pythia(
         f"{paper}: Pythia {millions.upper()}, {billions}B tokens of the Pile",
         neox(width, heads, layers=layers),
         rate,
-        DataConfig(source=PILE, tokenizer="hub:EleutherAI/pythia-70m"),
-        Packed(sequence_length=2048, batch_size=1024),
         billions * 1_000_000_000,
         paper,
+        data=DataConfig(source=PILE, tokenizer="hub:EleutherAI/pythia-70m"),
+        layout=Packed(sequence_length=2048, batch_size=1024),
     )
 
 
@@ -307,11 +297,11 @@ def table3() -> list[Recipe]:
         llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
         | {"rope_parameters": LLAMA_31_ROTARY},
         1e-5,
-        DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B"),
-        Packed(sequence_length=8192, batch_size=96),
         9_600_000_000,
         "Table 3",
         parts=12,  # 8 processes share 96 rows
+        data=DataConfig(source=FINEWEB, tokenizer="hub:meta-llama/Llama-3.1-8B"),
+        layout=Packed(sequence_length=8192, batch_size=96),
         evaluation=LONG,
     )
     # Float32 weights and Adam's moments, 16 bytes per weight, exceed the memory of a GPU.
