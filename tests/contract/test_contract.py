@@ -6,17 +6,15 @@ The tests are those of `mentalese.testing`: a family in another package runs the
 import pytest
 
 from mentalese.testing import MODES, case, causal, contract_cache, family, pytest_generate_tests  # noqa: F401 (pytest's)
-from mentalese.testing.causality import *  # noqa: F403
 from mentalese.testing.forward import *  # noqa: F403
 from mentalese.testing.generation import *  # noqa: F403
-from mentalese.testing.learning import *  # noqa: F403
+from mentalese.testing.losses import *  # noqa: F403
 from mentalese.testing.options import *  # noqa: F403
 from mentalese.testing.options import test_every_option_of_the_model_changes_something_or_is_refused as of_the_model
-from mentalese.testing.saving import *  # noqa: F403
-from mentalese.testing.sections import *  # noqa: F403
-from mentalese.testing.sections import (
+from mentalese.testing.options import (
     test_every_option_of_the_sections_changes_something_or_is_refused as of_the_sections,
 )
+from mentalese.testing.saving import *  # noqa: F403
 from mentalese.testing.tracing import *  # noqa: F403
 from support import tiny_recipes
 

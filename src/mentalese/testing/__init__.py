@@ -13,18 +13,7 @@ with `MENTALESE_TEST_DEVICE=cuda` models run on a GPU.
 
 import pytest
 
-_PARTS = (
-    "causality",
-    "forward",
-    "generation",
-    "learning",
-    "options",
-    "runs",
-    "saving",
-    "sections",
-    "tracing",
-    "training",
-)
+_PARTS = ("forward", "generation", "losses", "options", "runs", "saving", "tracing", "training")
 # Before they are imported: a bare `assert` then shows the values that it compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
@@ -39,14 +28,12 @@ from mentalese.testing.cases import (  # noqa: E402 (see above)
     pytest_generate_tests,
     recipe,
 )
-from mentalese.testing.causality import *  # noqa: E402, F403
 from mentalese.testing.forward import *  # noqa: E402, F403
 from mentalese.testing.generation import *  # noqa: E402, F403
-from mentalese.testing.learning import *  # noqa: E402, F403
+from mentalese.testing.losses import *  # noqa: E402, F403
 from mentalese.testing.options import *  # noqa: E402, F403
 from mentalese.testing.saving import *  # noqa: E402, F403
 from mentalese.testing.saving import opener  # noqa: E402
-from mentalese.testing.sections import *  # noqa: E402, F403
 from mentalese.testing.tracing import *  # noqa: E402, F403
 from mentalese.testing.training import *  # noqa: E402, F403
 

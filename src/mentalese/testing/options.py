@@ -1,13 +1,16 @@
-"""An option that is accepted changes something, or is refused: every field of a model's config.
+"""An option that is accepted changes something, or is refused: fields of a model's config and of a recipe's sections.
 
-A field is set to other values of its type, one by one. Then the size, the initial weights, the context, the training
-loss, its gradients or a score must differ from those of the recipe, or the value must be refused.
+A field is set to other values of its type, one by one. Then something must differ from the recipe as it is, or the
+value must be refused. Of a model: the size, initial weights, context, loss, gradients or score. Of the sections layout,
+optimizer, train and evaluation: the plan, two training steps, an evaluation, or the course of a short run.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +18,18 @@ import torch
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
+from mentalese.evaluation.answers import ask
 from mentalese.model_fields import MISSING, ConfigField, is_filled_in, model_fields
 from mentalese.models.build import build_config, build_model, context_length
-from mentalese.recipe_files import members
+from mentalese.models.saved import Saved
+from mentalese.recipe import Recipe
+from mentalese.recipe_files import change, members, section_fields
 from mentalese.registry import families
 from mentalese.testing.cases import MODES, Case
-from mentalese.testing.runs import DEVICE
+from mentalese.testing.runs import DEVICE, metrics
+from mentalese.training.loop import Run
+from mentalese.training.parallel import setup
+from mentalese.training.plan import Plan
 
 Observed = dict[str, torch.Tensor]
 
@@ -31,9 +40,22 @@ IDLE: dict[str, str] = {
         f"summary_{name}": "GPT-2's: of a head for classification, which a language model does not have"
         for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
     },
+    "train.checkpointing": "memory: the same numbers, computed twice",
+    "train.compile": "speed",
+    "train.parallel": "hardware: of several processes",
+    "train.device": "hardware",
+    "train.log_every": "logging",
+    "train.trackers": "logging",
+    "train.checkpoint_every": "files: what a run that was stopped continues from",
+    "train.keep_checkpoints": "files",
+    "evaluation.batch_size": "speed: results do not depend on it",
+    "evaluation.max_test_documents": "the test after training: tests/integration/test_questions.py",
+    "evaluation.answer_rule": "a rule: equal words are equal by each of them",
+    "evaluation.sample_prompts": "output: the samples in `result.json`",
+    "evaluation.sample_tokens": "output: the samples in `result.json`",
 }
-"""Fields of any family that change nothing, and why; so do those that the tokenizer or a caller fills in
-(`is_filled_in`). A family's own are `Family.idle_options`."""
+"""Fields that change nothing, or neither training nor a score, and why; so do those that the tokenizer or a caller
+fills in (`is_filled_in`). A family's own are `Family.idle_options`."""
 
 
 def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -> None:
@@ -51,7 +73,7 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
         key = repr(base)
         if key not in seen:
             seen[key] = list(_observations(case, base, batch))
-        effects = [_moves(case, base | {name: value}, batch, seen[key]) for value in _others(case, base, field)]
+        effects = [_model_moves(case, base | {name: value}, batch, seen[key]) for value in _others(case, base, field)]
         may_be_the_default = type(None) in members(field.hint) and any(effects)
         if not all(effects) and not may_be_the_default:
             ignored.append(name)
@@ -95,16 +117,15 @@ def others(hint: Any, now: Any) -> list[Any]:
     return [value for i, value in enumerate(values) if value != now and value not in values[:i]]
 
 
-def _moves(case: Case, fields: dict[str, Any], batch: Batch, expected: list[Observed]) -> bool:
+def _model_moves(case: Case, fields: dict[str, Any], batch: Batch, expected: list[Observed]) -> bool:
     """Test if anything differs from what is expected, or the fields are refused; the cheapest is compared first."""
     try:
-        return any(not _same(*pair) for pair in zip(_observations(case, fields, batch), expected))
+        for observed, other in zip(_observations(case, fields, batch), expected):
+            if observed.keys() != other.keys() or not all(torch.equal(observed[name], other[name]) for name in other):
+                return True
     except InputError:
         return True
-
-
-def _same(left: Observed, right: Observed) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return False
 
 
 def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[Observed]:
@@ -124,3 +145,145 @@ def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[
     model.after_step()
     torch.manual_seed(0)
     yield {"score": model.eval().token_nll(batch)}
+
+
+Look = Callable[[Recipe], object]
+
+STEPS = 2
+
+STOPPED: dict[str, dict[str, Any]] = {
+    "train": {"eval_every": 1, "early_stopping_patience": 1, "early_stopping_min_delta": 1e9},
+    "evaluation": {"metric": "perplexity"},
+}
+NEEDS: dict[str, dict[str, Any]] = {
+    "layout.removal": {"layout": {"uniform_prob": 0.0}},
+    "layout.removal_smoothing": {"layout": {"uniform_prob": 0.0, "removal": "tokens"}},
+    "layout.too_long": {"layout": {"sequence_length": 60}},
+    "train.eval_every": STOPPED | {"train": STOPPED["train"] | {"early_stopping_patience": 9}},
+    "train.early_stopping_patience": STOPPED,
+    "train.early_stopping_min_delta": STOPPED,
+    "train.schedule_share": {"optimizer": {"schedule": "linear"}},
+    "evaluation.answer_tokens": {"evaluation": {"metric": "accuracy"}},
+}
+"""The settings of other fields that one needs to have an effect; a layout may refuse them. The least gain that counts
+stays where patience is removed, as `compare` does; `mentalese answer` uses the length of an answer too."""
+
+VALUES: dict[str, list[Any]] = {
+    "layout.sequence_length": [8],
+    "optimizer.learning_rate": [1e-2],
+    "optimizer.betas": [(0.5, 0.5)],
+    "optimizer.eps": [1e-3],
+    "optimizer.weight_decay": [0.5],
+    "optimizer.warmup": [3],
+    "optimizer.min_learning_rate_ratio": [0.5],
+    "optimizer.max_grad_norm": [1e-3],
+    "train.lora_targets": [("q_proj",)],
+    "train.eval_every": [2],
+    "train.early_stopping_patience": [9],
+    "train.early_stopping_min_delta": [0.0],
+    "evaluation.context_length": [48],
+    "evaluation.stride": [40],
+    "evaluation.max_documents": [1],
+    "evaluation.documents_seed": [1],
+}
+"""Where the next larger or smaller value may rightly change nothing in so short a run, or others take long."""
+
+
+def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case, tmp_path: Path) -> None:
+    if case.recipe.name in MODES:
+        pytest.skip("the family's tiny recipe has the same sections")
+    looks, ignored = _looks(case, tmp_path), []
+    idle = IDLE | {f"layout.{name}": why for name, why in idle_options(case.recipe.layout.kind).items()}
+    small = {"max_documents": 2, "batch_size": 64, "context_length": None, "stride": None}
+    recipe = change(case.recipe, {"optimizer": {"warmup": 0}, "evaluation": small})
+    for section in ("layout", "optimizer", "train", "evaluation"):
+        for name, hint in section_fields(type(getattr(recipe, section))).items():
+            field = f"{section}.{name}"
+            if field in idle:
+                continue
+            try:
+                base = change(recipe, NEEDS.get(field, {}))
+            except InputError:  # such as accuracy, of a layout without questions
+                continue
+            now = getattr(getattr(base, section), name)
+            values = VALUES.get(field) or others(hint, now)
+            assert values, f"{field}: no other value is known, use one in VALUES"
+            for value in values:
+                if value != now and not _moves(base, {section: {name: value}}, looks.get(field, looks[section])):
+                    ignored.append(f"{field}={value!r}")
+    assert not ignored, "accepted, and nothing changes: refuse the value, or say what it needs in NEEDS"
+
+
+class Unsaved(Run):
+    """A run that ends after its last step and keeps no model."""
+
+    def _save_model(self, figure: object) -> None:
+        pass
+
+    def _finish(self) -> dict[str, Any]:
+        return {}
+
+
+def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bool:
+    """Test if any look at the changed recipe differs from the look at the base, or it is refused."""
+    try:
+        recipe = change(base, changes)
+    except InputError:
+        return True
+    return any(look(recipe) != look(base) for look in looks)
+
+
+def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
+    """Look at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
+
+    def plan(recipe: Recipe) -> object:
+        """Return the length of the run, and the batches of its first steps."""
+        schedule = Plan(case.plan.split, recipe, case.tokenizer)
+        shares = product(range(STEPS), range(recipe.train.gradient_accumulation_steps))
+        batches = [schedule.batch(step, micro=micro) for step, micro in shares]
+        return schedule.total_steps, [{name: tensor.tolist() for name, tensor in batch.items()} for batch in batches]
+
+    def steps(recipe: Recipe) -> object:
+        """Return the losses of the first steps, and the weights after them."""
+        run = Run(recipe, folder / "never", setup("cpu"), show=False)
+        for _ in range(STEPS):
+            run.one_step()
+        return run.buffer.losses, [parameter.detach().numpy().tobytes() for parameter in run.model.parameters()]
+
+    def scores(recipe: Recipe) -> object:
+        """Score of texts, and the answers to questions."""
+        read = {name: getattr(recipe, name) for name in ("data", "layout", "evaluation")}
+        saved = Saved(path="", model=case.model, tokenizer=case.tokenizer, **read)
+        scored = saved.perplexity(case.plan.split).to_dict()
+        del scored["protocol"]
+        return scored, ask(saved, case.plan.split).records if recipe.evaluation.metric == "accuracy" else None
+
+    def course(recipe: Recipe) -> object:
+        """Return the steps of a short run, and its validated steps."""
+        out = folder / recipe.fingerprint()
+        short = change(recipe, {"train": {"steps": STEPS + 1}, "evaluation": {"max_documents": 1}})
+        run = Unsaved(short, out, setup("cpu"), show=False)
+        run.run(resume=False)
+        return run.state.step, [record["step"] for record in metrics(out) if "validation" in record]
+
+    def once(look: Look) -> Look:
+        seen: dict[str, object] = {}
+
+        def remembered(recipe: Recipe) -> object:
+            key = recipe.fingerprint()
+            if key not in seen:
+                try:
+                    seen[key] = look(recipe)
+                except InputError:
+                    seen[key] = "refused"
+            return seen[key]
+
+        return remembered
+
+    plan_, steps_, scores_, course_ = map(once, (plan, steps, scores, course))
+    return {
+        "layout": (plan_, scores_, steps_),
+        "optimizer": (steps_,),
+        "train": (plan_, steps_),
+        "evaluation": (scores_,),
+    } | {field: (course_,) for field, needed in NEEDS.items() if "eval_every" in needed.get("train", {})}
