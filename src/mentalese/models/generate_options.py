@@ -65,27 +65,19 @@ class GenerateOptions:
 
     def generation(self) -> dict[str, Any]:
         """Return Hugging Face's own keywords that are set; raise `InputError` if they contradict each other."""
-        sampling = {
-            name: value
-            for name, value in (("temperature", self.temperature), ("top_k", self.top_k), ("top_p", self.top_p))
-            if value is not None
-        }
+        names = ("temperature", "top_k", "top_p")
+        sampling = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.greedy and (sampling or self.do_sample):
             other = next(iter(sampling), "do_sample").replace("_", "-")
             raise InputError(f"--greedy and --{other} contradict each other: use one of them")
-        kwargs: dict[str, Any] = dict(sampling)
-        if self.do_sample or sampling:
-            kwargs["do_sample"] = True
-        if self.greedy:
-            kwargs["do_sample"] = False
-        if self.num_beams > 1:
-            kwargs["num_beams"] = self.num_beams
-        return kwargs
+        if self.greedy or self.do_sample or sampling:
+            sampling["do_sample"] = not self.greedy
+        return sampling | ({"num_beams": self.num_beams} if self.num_beams > 1 else {})
 
 
-def config_fields(given: Sequence[str]) -> dict[str, Any]:
+def config_fields(given: Sequence[str]) -> dict[str, object]:
     """Return the `FIELD=VALUE` pairs of `--config`; a value is JSON, or else a word."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for pair in given:
         name, equals, value = pair.partition("=")
         if not equals or not name:

@@ -36,7 +36,7 @@ LIKENESS = "<<"
 """The token that begins a calculation; embeddings of latent positions start as its embedding (Coconut's release)."""
 
 
-def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> None:
+def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) -> None:
     """Write a model of `family` whose decoder is `base`, and a tokenizer with the markers it needs, into `out`.
 
     Weights are written in float32, in which training continues, and next to them a recipe that trains the model.
@@ -68,7 +68,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: Any) -> 
     write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
 
 
-def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, Any]:
+def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, object]:
     """Return a recipe that trains the grown model: on any text, or with latents on questions.
 
     Questions lose their steps epoch by epoch (Coconut's curriculum on GSM8K, one epoch per stage).
@@ -95,7 +95,7 @@ def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context:
     return recipe
 
 
-def backbone_fields(config: PreTrainedConfig) -> dict[str, Any]:
+def backbone_fields(config: PreTrainedConfig) -> dict[str, object]:
     """Return a decoder's `model_type` and the fields that define it, without the fields of its vocabulary."""
     common = set(PreTrainedConfig.__dataclass_fields__) | {"vocab_size"}
     values = config.to_diff_dict()
@@ -193,7 +193,7 @@ _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 """Pairs of names of the same activation."""
 
 
-def _read_by(config: PreTrainedConfig) -> dict[str, Any]:
+def _read_by(config: PreTrainedConfig) -> dict[str, object]:
     """Return the config's fields that decide how weights of equal sizes are read.
 
     For this library's models without a decoder inside, these are only the heads and rotary positions, since other

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mentalese.errors import InputError
 from mentalese.models.transformers_seam import CACHE, attention_of
@@ -36,7 +37,7 @@ class Places:
     by_kind: bool
     cache: str
 
-    def positions(self, body: Any, hidden: Tensor, position_ids: Tensor, layers: int) -> list[dict[str, Any]]:
+    def positions(self, body: Any, hidden: Tensor, position_ids: Tensor, layers: int) -> list[dict[str, object]]:
         """Return keywords of each of the first layers for the positions [B, L] of hidden states [B, L, d]."""
         if self.rotary is None:
             return [{}] * layers
@@ -74,9 +75,9 @@ _tried: dict[str, Places | str] = {}
 """Places, or the reason why they cannot be used, by class, attention and config of the small decoder."""
 
 
-def _find(body: Any) -> Places:
+def _find(body: PreTrainedModel) -> Places:
     """Return the places of a body by its modules' kinds; raise `LookupError` if one is missing."""
-    children = dict(body.named_children())
+    children: dict[str, Any] = dict(body.named_children())
     lists = [name for name, child in children.items() if isinstance(child, nn.ModuleList)]
     lists = [name for name in lists if len(children[name]) == body.config.num_hidden_layers]
     norms = [name for name, child in children.items() if "Norm" in type(child).__name__]
@@ -99,7 +100,7 @@ _SIZES |= {"num_attention_heads": 2, "head_dim": 8}
 _LENGTH = 9
 
 
-def _small(config: Any) -> Any:
+def _small(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return a config of the same kind of decoder, with each kind of its layers and small sizes."""
     small = copy.deepcopy(config)
     kinds = list(getattr(config, "layer_types", None) or [])
@@ -108,7 +109,9 @@ def _small(config: Any) -> Any:
     for name, value in vars(config).items():
         if isinstance(value, (list, tuple)) and len(value) == config.num_hidden_layers:
             setattr(small, name, list(value[:layers]))
-    changes: dict[str, Any] = {name: size for name, size in _SIZES.items() if getattr(config, name, None) is not None}
+    changes: dict[str, object] = {
+        name: size for name, size in _SIZES.items() if getattr(config, name, None) is not None
+    }
     changes |= {"num_hidden_layers": min(layers, config.num_hidden_layers)}
     changes |= {"num_key_value_heads": 1 if grouped else 2} if hasattr(config, "num_key_value_heads") else {}
     changes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
@@ -119,11 +122,11 @@ def _small(config: Any) -> Any:
     return small
 
 
-def _plain(rope: dict[str, Any]) -> dict[str, Any]:
+def _plain(rope: dict[str, Any]) -> dict[str, object]:
     """Return rotary positions without their stretching, whose sizes fit only the large heads."""
     if all(isinstance(value, dict) for value in rope.values()):  # by kind of attention
         return {kind: _plain(value) for kind, value in rope.items()}
-    fields: dict[str, Any] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    fields: dict[str, object] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
     return {"rope_type": "default", **fields}
 
 
@@ -133,12 +136,12 @@ class _Keys:
     def __init__(self) -> None:
         self.held: list[Tensor] = []
 
-    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.held = [torch.cat(pair, dim=2) for pair in zip(self.held, (keys, values))] or [keys, values]
         return self.held[0], self.held[1]
 
 
-def _try(cls: type, config: Any) -> Places | str:
+def _try(cls: type, config: PreTrainedConfig) -> Places | str:
     """Return the places of a small decoder of this class, or the reason why they cannot be used."""
     # While a model is loaded, modules are built without memory, in another precision and without initialisation.
     precision = torch.get_default_dtype()
@@ -167,9 +170,9 @@ def _compare(body: Any, found: Places) -> None:
     """
     layers, ids = getattr(body, found.layers), torch.arange(_LENGTH)[None]
     read: list[Tensor] = []
-    reached: list[Any] = []
+    reached: list[object] = []
 
-    def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         reached.append(kwargs.pop("probe", None))
         read.append(args[0] if args else kwargs["hidden_states"])
         return args, kwargs

@@ -26,21 +26,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import SequentialSampler
-from transformers import PreTrainedModel
+from transformers import Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import ModelOutput
 
 from mentalese.errors import InputError
 
+T = TypeVar("T")
+
 # ---------------------------------------------------------------------------------------------------------- the types
 
 if TYPE_CHECKING:
+    from transformers import Trainer, TrainingArguments
 
     class GenerationMixin:
         """transformers' class for the type checker: as models override and call it, and not for one kind of cache."""
@@ -80,12 +83,8 @@ CACHE = CACHE or "past_key_values"
 _OTHER = "past_key_values" if CACHE == "cache" else "cache"
 
 
-def one_cache(cache: Any, past_key_values: Any) -> Any:
-    """Return the cache of a call that accepts both names.
-
-    Raises:
-        InputError: both are set.
-    """
+def one_cache(cache: T | None, past_key_values: T | None) -> T | None:
+    """Return the cache of a call that accepts both names; raise `InputError` if both are set."""
     if cache is not None and past_key_values is not None:
         raise InputError("cache and past_key_values are both set: they are two names of one argument, so pass one")
     return past_key_values if cache is None else cache
@@ -94,13 +93,13 @@ def one_cache(cache: Any, past_key_values: Any) -> Any:
 class _BothNames(ModelOutput):
     """An output whose cache answers to both names, as an attribute and as a key."""
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return super().__getitem__(CACHE if key == _OTHER else key)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return super().__contains__(CACHE if key == _OTHER else key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: object, default: object = None) -> Any:
         """Return the value of a key, or the default."""
         return super().get(CACHE if key == _OTHER else key, default)
 
@@ -132,14 +131,14 @@ DECLARED: Mapping[str, str] = {
 class OwnCacheGenerationMixin(GenerationMixin):  # transformers tests for this ending of the name
     """A causal LM whose `generate` uses a cache of its own class, which cannot be cut back."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls._is_stateful = True  # set on each class: `PreTrainedModel`, which may come first, has False
-        for ours, theirs in DECLARED.items():
-            if ours in vars(cls):
-                setattr(cls, theirs, getattr(cls, ours))
+        for name, private in DECLARED.items():
+            if name in vars(cls):
+                setattr(cls, private, getattr(cls, name))
 
-    def cache_for_generation(self, settings: Any, cache: Any, max_tokens: int) -> Any:
+    def cache_for_generation(self, settings: GenerationConfig, cache: Any, max_tokens: int) -> Cache | None:
         """Return the cache of a call of `generate`, or `None` for none.
 
         Args:
@@ -150,7 +149,7 @@ class OwnCacheGenerationMixin(GenerationMixin):  # transformers tests for this e
         raise NotImplementedError(f"{type(self).__name__} needs cache_for_generation")
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], mode: Any, batch_size: int, max_cache_length: int
+        self, generation_config: Any, model_kwargs: dict[str, Any], mode: object, batch_size: int, max_cache_length: int
     ) -> Any:
         passed = one_cache(model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None))
         cache = self.cache_for_generation(generation_config, passed, max_cache_length)
@@ -217,12 +216,12 @@ def initialize_as(model: PreTrainedModel, module: nn.Module) -> None:
     model._init_weights(module)
 
 
-def attention_of(config: Any) -> str | None:
+def attention_of(config: PreTrainedConfig) -> str | None:
     """Return the name of a config's implementation of attention; `None` before a model has chosen one."""
     return config._attn_implementation
 
 
-def set_attention(config: Any, name: str | None) -> None:
+def set_attention(config: PreTrainedConfig, name: str | None) -> None:
     """Set the name of a config's implementation of attention."""
     config._attn_implementation = name
 
@@ -235,7 +234,7 @@ def name_for_trainer(model_type: str, model: type) -> None:
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = model.__name__
 
 
-def step_trainer() -> Any:
+def step_trainer() -> type[Trainer]:
     """Return `transformers.Trainer` with a hook for the module that is wrapped in place of the model.
 
     It is made on demand: importing `Trainer` takes as long as importing everything else.
@@ -247,16 +246,16 @@ def step_trainer() -> Any:
             """Return the module whose forward pass is the training loss: DDP and autocast go around it."""
             raise NotImplementedError(f"{type(self).__name__} needs trained_module")
 
-        def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: object = None) -> nn.Module:
             return self.accelerator.prepare(self.trained_module()) if training and model is self.model else model
 
-        def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        def _get_train_sampler(self, train_dataset: object = None) -> SequentialSampler:
             dataset: Any = self.train_dataset
             return SequentialSampler(dataset)
 
     return StepTrainer
 
 
-def use_one_gpu(arguments: Any) -> None:
+def use_one_gpu(arguments: TrainingArguments) -> None:
     """Make `TrainingArguments` of a machine with several GPUs use the first one in this process."""
     arguments._n_gpu = min(arguments.n_gpu, 1)

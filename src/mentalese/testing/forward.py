@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,6 +16,7 @@ from mentalese.models.saved import Saved
 from mentalese.models.transformers_seam import CACHE
 from mentalese.testing.cases import TOLERANCE, Case
 from mentalese.testing.runs import rotary_flops
+from mentalese.values import temporarily
 
 
 def test_logits_are_aligned_with_the_tokens(case: Case) -> None:
@@ -74,33 +71,21 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(family: Case) -> Non
     as_tuple = model(ids, return_dict=False, use_cache=False)
     assert isinstance(as_tuple, tuple)
     assert torch.equal(as_tuple[0], model(ids, use_cache=False).logits)
-    with _config(model, return_dict=False):
+    with temporarily(model.config, return_dict=False):
         assert isinstance(model(ids, use_cache=False), tuple)
     if model.limits.hidden_states is not None:
         with pytest.raises(InputError, match="output_hidden_states is True"):
             model(ids, output_hidden_states=True)
-        with _config(model, output_hidden_states=True), pytest.raises(InputError, match="output_hidden_states is True"):
+        refused = pytest.raises(InputError, match="output_hidden_states is True")
+        with temporarily(model.config, output_hidden_states=True), refused:
             model(ids)
         return
     states = model(ids, output_hidden_states=True).hidden_states
     assert len(states) == model.config.num_hidden_layers + 1
     assert all(state.shape[:2] == ids.shape for state in states)
     torch.testing.assert_close(states[-1], model.encode(ids).hidden)
-    with _config(model, output_hidden_states=True):
+    with temporarily(model.config, output_hidden_states=True):
         assert len(model(ids).hidden_states) == len(states)
-
-
-@contextmanager
-def _config(model: Any, **fields: Any) -> Iterator[None]:
-    """Set these fields of the model's config inside the block."""
-    before = {name: getattr(model.config, name) for name in fields}
-    try:
-        for name, value in fields.items():
-            setattr(model.config, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(model.config, name, value)
 
 
 def test_a_call_in_training_mode_has_the_familys_own_loss(family: Case) -> None:

@@ -19,8 +19,7 @@ def _generate(case: Case, texts: list[str], **options: Any) -> tuple[torch.Tenso
     """Return new tokens [rows, 12] and their logits [rows, 12, vocabulary]."""
     inputs = case.prompts(texts)
     output = case.model.generate(
-        inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
+        **inputs,
         max_new_tokens=12,
         min_new_tokens=12,
         do_sample=False,
@@ -110,19 +109,8 @@ def _inferred(case: Case, inputs: Batch) -> dict[str, torch.Tensor]:
 
 def test_beam_search_carries_the_whole_state_with_each_beam(causal: Case) -> None:
     inputs = causal.prompts(PROMPTS)
-    beams = [
-        causal.model.generate(
-            inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            max_new_tokens=10,
-            num_beams=3,
-            do_sample=False,
-            use_cache=use_cache,
-            pad_token_id=causal.tokenizer.pad_token_id,
-        )
-        for use_cache in (True, False)
-    ]
-    assert torch.equal(*beams)
+    options = {"max_new_tokens": 10, "num_beams": 3, "do_sample": False, "pad_token_id": causal.tokenizer.pad_token_id}
+    assert torch.equal(*(causal.model.generate(**inputs, **options, use_cache=cached) for cached in (True, False)))
 
 
 def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal: Case) -> None:
@@ -143,14 +131,6 @@ def test_a_cache_of_fixed_size_continues_as_one_that_grows_or_is_refused(causal:
         outputs = []
         for kind in ("static", None):
             torch.manual_seed(0)
-            outputs.append(
-                model.generate(
-                    inputs["input_ids"],
-                    attention_mask=inputs["attention_mask"],
-                    max_new_tokens=10,
-                    pad_token_id=causal.tokenizer.pad_token_id,
-                    cache_implementation=kind,
-                    **options,
-                )
-            )
+            fixed = {"max_new_tokens": 10, "pad_token_id": causal.tokenizer.pad_token_id, "cache_implementation": kind}
+            outputs.append(model.generate(**inputs, **fixed, **options))
         assert torch.equal(*outputs), options

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from mentalese.data.batch import Batch
 from mentalese.data.documents import HELD_OUT
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.files import read_json
@@ -133,7 +134,7 @@ def power_cut(monkeypatch: pytest.MonkeyPatch, at_step: int) -> Iterator[None]:
     """Interrupt every training in the block, at least one, by an error when it takes the batch of a step."""
     batch = Plan.batch
 
-    def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Any:
+    def fail(plan: Plan, step: int, *args: Any, **kwargs: Any) -> Batch:
         if step == at_step:
             raise RuntimeError("power cut")
         return batch(plan, step, *args, **kwargs)
