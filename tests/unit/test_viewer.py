@@ -369,7 +369,7 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
     ThoughtTrace(torch.arange(3)).save(tmp_path)
     described = json.loads((tmp_path / "trace.json").read_text())
     (tmp_path / "trace.json").write_text(json.dumps(described | {"version": 1}))
-    with pytest.raises(InputError, match="contains a trace of version 1, this library reads 3: make the trace"):
+    with pytest.raises(InputError, match="is 1: this library reads 3, make the trace again"):
         ThoughtTrace.load(tmp_path)
 
 

@@ -37,8 +37,7 @@ class LossOutput:
 
     Attributes:
         loss: scalar, the mean over the batch's targets.
-        weight: the number of targets, or the sum of their weights. The loop weights micro-batches and ranks by it, so
-            that N ranks equal one.
+        weight: sum of the targets' weights, by which the loop adds micro-batches and ranks.
         metrics: named scalars to log, each a mean over the batch as well; detached.
         encoded: function that returns the `Encoded` that the loss was computed from, for its logits.
     """
@@ -63,8 +62,7 @@ class LanguageModel(_Module):
 
     Attributes:
         causal: logits of a position predict the next token and see nothing after it, so that a cache can be used.
-        inner_gradients: the training step calls `autograd.grad` itself (an inner optimisation); FSDP2 then keeps
-            parameters gathered until the step is over.
+        inner_gradients: the training step calls `autograd.grad` itself, so FSDP2 keeps parameters gathered.
         about_thoughts: a sentence about this model's thoughts for readers of a trace; empty if it has none.
         shown: contents of a trace by name, in addition to `SHOWN` or overriding it.
     """
@@ -76,10 +74,7 @@ class LanguageModel(_Module):
 
     @property
     def estimators(self) -> tuple[str, ...]:
-        """The scoring rules of `token_nll`, the default first; `exact` is the autoregressive likelihood.
-
-        A family that has several takes `token_nll(batch, estimator)`.
-        """
+        """The scoring rules that `token_nll(batch, estimator)` takes, the default first; `exact`: the likelihood."""
         return ("exact",)
 
     def knobs(self) -> list[Knob]:
@@ -98,8 +93,7 @@ class LanguageModel(_Module):
     def forward_flops(self, batch: Batch) -> int:
         """Return the FLOPs of one forward pass over this batch without a cache, head included, as PyTorch counts them.
 
-        A multiply-add is two FLOPs, attention scores count in full though half of them are masked, and element-wise
-        work (norms, activations, softmax, embedding look-ups) counts nothing.
+        A multiply-add is two FLOPs, masked attention scores count, and element-wise work counts nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} needs forward_flops")
 
@@ -116,11 +110,7 @@ class LanguageModel(_Module):
         return None
 
     def compile_parts(self, **options: Any) -> bool:
-        """Call `torch.compile` for each of `compiled_parts`, once for all shapes; return True if there are some.
-
-        Args:
-            options: options of `torch.compile`.
-        """
+        """Call `torch.compile` with `options` for each of `compiled_parts`, for all shapes; return True if any."""
         parts = self.compiled_parts()
         # One graph for each kind of block, mode and precision, and with transformers' caches for each layer; graphs
         # above the limit would silently run eagerly.
@@ -157,10 +147,7 @@ class LanguageModel(_Module):
         return None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
-        """Return the settings of `training_loss` that phases may change, each with its least and its largest value.
-
-        They are checked before a run starts.
-        """
+        """Return the settings of `training_loss` that phases may change, each with its least and its largest value."""
         return {}
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
@@ -168,35 +155,22 @@ class LanguageModel(_Module):
 
         Args:
             batch: see `Batch`; position t's state predicts `labels[:, t + 1]`.
-            settings: this step's values of the recipe's `phases[].model`.
-
-        Raises:
-            InputError: the model does not have such a setting.
+            settings: this step's values of the recipe's `phases[].model`; an unknown one is refused.
         """
         weights = self.target_weights(batch, **settings)
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
     def before_step(self, seed: int) -> None:
-        """Draw random values once per step, such as the model's depth; called before each training step.
-
-        The cost of the step may depend on them.
-
-        Args:
-            seed: the step's seed, the same on all ranks and for all micro-batches.
-        """
+        """Draw values once per step, such as the model's depth, by a seed that all ranks and micro-batches share."""
 
     def after_step(self) -> None:
-        """Update parts that learn without a gradient; called after each optimiser step, on all ranks.
-
-        `forward` with labels in training mode calls it itself, after each micro-batch.
-        """
+        """Update parts that learn without a gradient, after each optimiser step, or each `forward` with labels."""
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the weighted mean cross-entropy of labels in nats, and the sum of the weights.
+        """Return the weighted mean cross-entropy of labels [batch, length] in nats, and the sum of the weights.
 
         Args:
             hidden: [batch, length, hidden], final hidden states.
-            labels: [batch, length].
             weights: [batch, length]; `None`: all 1.
         """
         labels = labels[:, 1:].reshape(-1)
@@ -215,11 +189,7 @@ class LanguageModel(_Module):
         return self.next_token_nll(self.final_hidden_states(batch), batch["labels"])
 
     def nll_parts(self, batch: Batch, **scoring: Any) -> dict[str, Tensor]:
-        """Return the terms whose sum is `token_nll`, by name, each [batch, length] in nats; a bound has more than one.
-
-        Args:
-            scoring: keywords of `token_nll`.
-        """
+        """Return the terms whose sum is `token_nll(batch, **scoring)`, by name; a bound has more than one."""
         return {"nll": self.token_nll(batch, **scoring)}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
@@ -254,10 +224,7 @@ class LanguageModel(_Module):
 
         Args:
             batch: `input_ids`, and `attention_mask` if rows are padded.
-            options: options of the thoughts, for models that have some.
-
-        Raises:
-            InputError: the model does not have such an option.
+            options: options of the thoughts, for models that have some; others are refused.
         """
         self._check_options(options, ())
         ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -279,10 +246,8 @@ class LanguageModel(_Module):
 
         Args:
             input_ids: [batch, length].
-            scored: bool [batch, length], the tokens that the token before them predicts. Scores of other tokens are
-                NaN, and `predicted` repeats the token.
-            logits: function that returns the logits [batch, m, vocabulary] of the tokens in columns [m]; called in
-                chunks.
+            scored: bool [batch, length], the tokens that the token before them predicts; scores of others are NaN.
+            logits: function that returns the logits [batch, m, vocabulary] of the tokens in columns [m].
         """
         surprisal = torch.full(input_ids.shape, math.nan, device=input_ids.device)
         entropy, predicted = surprisal.clone(), input_ids.clone()
@@ -315,13 +280,9 @@ def follows(real: Tensor) -> Tensor:
 
 
 class DecoderLM(LanguageModel):
-    """The interface for a causal LM of transformers whose logits are one matrix times its last hidden state.
+    """The interface for a causal LM of transformers whose logits are one matrix times its last hidden state."""
 
-    Attributes:
-        defined_as: the class of transformers.
-    """
-
-    defined_as: type[PreTrainedModel]
+    defined_as: type[PreTrainedModel]  # the class of transformers
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
@@ -342,7 +303,6 @@ class DecoderLM(LanguageModel):
 
     @cached_property
     def _weights(self) -> int:
-        """Count the weights that multiply each token, including the head's, even if it is tied."""
         return linear_weights(self) + self.output_weight().numel()
 
     def __reduce__(self) -> Any:
@@ -363,9 +323,7 @@ def _restored(kind: Any) -> DecoderLM:
 
 
 def as_model(model: PreTrainedModel) -> LanguageModel:
-    """Give a causal LM of transformers the interface, in place; models of families already have it.
-
-    The model remains an instance of its class, with its weights' names, `generate` and `save_pretrained`.
+    """Give a causal LM of transformers the interface, in place; it remains an instance of its class.
 
     Raises:
         InputError: the logits are more than the output embedding applied to the last hidden state (soft-capped, scaled,

@@ -51,7 +51,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Reasons, for messages, why a model lacks features that users of transformers expect; `None`: it has the feature.
+    """Reasons why a model lacks features that users of transformers expect; `None`: it has the feature.
 
     Attributes:
         cache: tokens cannot be read one after the other.
@@ -75,10 +75,7 @@ E = TypeVar("E")
 
 
 class Body(nn.Module):
-    """A model without its head, as `base_model`: trainers that compute a loss from hidden states call it.
-
-    It has no parameters: a call runs the model's `encode`.
-    """
+    """A model without its head, as `base_model`: trainers that compute a loss from hidden states call it."""
 
     def __init__(self, model: LatentThoughtModel[Any]) -> None:
         super().__init__()
@@ -171,7 +168,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @property
     def base_model(self) -> nn.Module:
-        """The model without its head; see `Body`."""
+        """See `Body`."""
         return Body(self)
 
     def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
@@ -224,7 +221,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return follows(real)
 
     def new_cache(self) -> ThoughtCache:
-        """Return an empty cache for `generate`; families whose keys and values are named states override it."""
+        """Return an empty cache for `generate`."""
         return self.cache_class(self.config.num_hidden_layers)
 
     # -------------------------------------------------------------------------------- the same for all families
@@ -233,7 +230,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.states(self.encode(batch["input_ids"], batch.get("attention_mask")))
 
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
-        """See `LanguageModel.training_loss`."""
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
         loss = self.next_token_loss(self.states(encoded), batch["labels"], weights)
@@ -436,11 +432,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the arguments of the next call.
-
-        Tokens that `generate` has added are passed without a mask: they are not padding, and a model would search a
-        mask for padding. Earlier padding is in the cache.
-        """
+        """Return the arguments of the next call: tokens after the prompt without a mask, as they are not padding."""
         kwargs.pop("tokenizer", None)  # for `stop_strings`; transformers passes it to the model too
         first, cache = kwargs.get("is_first_iteration", False), kwargs.get(CACHE)
         if not first and cache is not None and cache.seen_tokens:

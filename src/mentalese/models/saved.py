@@ -83,9 +83,6 @@ class Saved(TextModel):
 
         Args:
             options: of `torch.compile`, such as `mode`.
-
-        Raises:
-            InputError: the model names no parts to compile.
         """
         if not self.model.compile_parts(**options):
             raise InputError(f"{type(self.model).__name__} has no compiled_parts: write that method, or do not compile")
@@ -94,11 +91,7 @@ class Saved(TextModel):
     # -- texts ---------------------------------------------------------------------------------------------------------
 
     def encode(self, texts: str | Sequence[str]) -> Batch:
-        """Return texts as prompts, padded on the left: `input_ids` and `attention_mask`, int64 [texts, length].
-
-        Raises:
-            InputError: an empty text, or one that is not Unicode.
-        """
+        """Return texts as prompts, padded on the left: `input_ids` and `attention_mask`, int64 [texts, length]."""
         mask = mask_token_id(self.model)
         batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask)
         return to_device(batch, self.device)
@@ -128,13 +121,9 @@ class Saved(TextModel):
         return generation.stream_text(self, checked("text", str, text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
-        """Score each text by itself; ends of documents and sentences do not count.
+        """Return the score of each text by itself; ends of documents and sentences do not count.
 
         The windows and the estimator follow the model's protocol; `joined` and `max_documents` apply only to splits.
-
-        Returns:
-            A `TextScore` per text, in their order: `nll` in nats of the whole text, `tokens`, `bytes`, `perplexity`,
-            `bits_per_byte`, `estimator`.
 
         Raises:
             InputError: a text without tokens, or a model trained on questions, whose texts have no answers.
@@ -155,7 +144,6 @@ class Saved(TextModel):
         """Return the trace of a text, or of a question and its answer if the model was trained on questions.
 
         Args:
-            text: one text or question.
             options: `max_new_tokens` of an answer, and options of the model itself (`fast_steps`).
 
         Raises:
@@ -177,10 +165,8 @@ class Saved(TextModel):
             InputError: not token ids of the model in one dimension, or an unknown option.
         """
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
-            what = f"of shape {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else shown(input_ids)
-            raise InputError(f"input_ids is {what}: pass a tensor of token ids [length]")
-        input_ids = check_tokens(input_ids[None], self.model)[0]
-        return thinking.trace(self, input_ids, **options)
+            raise InputError(f"input_ids is {input_ids!r}: pass a tensor of token ids [length]")
+        return thinking.trace(self, check_tokens(input_ids[None], self.model)[0], **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------
 

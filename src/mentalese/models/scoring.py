@@ -17,7 +17,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.base import ONE_PASS, evaluation_mode
 from mentalese.models.text_model import TextModel
 from mentalese.nn.loss import IGNORED
@@ -98,10 +98,7 @@ def text_scores(saved: TextModel, split: Split) -> list[TextScore]:
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
         nats = scores[start:end]
         tokens = int((~np.isnan(nats)).sum())
-        if not tokens:
-            raise InputError(
-                f"texts[{number}] has no token to score by the estimator {saved.estimator!r}: use a longer text"
-            )
+        require(tokens > 0, f"the number of scored tokens of texts[{number}]", tokens, "use a longer text")
         lost = lost_in_tokens(saved.tokenizer, split.tokens[start:end])
         results.append(TextScore(float(np.nansum(nats.astype(np.float64))), tokens, int(size), saved.estimator, lost))
     return results
@@ -142,8 +139,7 @@ def perplexity(
         tokens, left_out = tokens + counted, left_out + int(has_label.sum()) - counted
     available = len(split.document_bytes)
     chosen = evaluation.chosen(available)
-    if not tokens:
-        raise _nothing(len(chosen))
+    require(tokens > 0, "the number of scored tokens", tokens, "use a split with text")
     total, size = totals.total(), answers if questions else int(split.document_bytes[chosen].sum())
     spans = zip(split.documents[chosen], split.documents[np.asarray(chosen) + 1])
     lost = lost_in_tokens(tokenizer, np.concatenate([split.tokens[start:stop] for start, stop in spans]))
@@ -193,8 +189,7 @@ def _scored(
 
     Nats are float64 [rows, length], on the CPU, 0 without a label.
     """
-    if not isinstance(split, Split):
-        raise InputError(f"split is {split!r}: pass what Saved.split(name) returns")
+    require(isinstance(split, Split), "split", split, "pass what Saved.split(name) returns")
     model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
     documents = evaluation.chosen(len(split.document_bytes))
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
@@ -217,12 +212,7 @@ def _scored(
             tokens += int((labels != IGNORED).sum())
             bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
-    if tokens == 0:
-        raise _nothing(len(documents))
-
-
-def _nothing(documents: int) -> InputError:
-    return InputError(f"the split has {documents} documents and no tokens to score: use one with text")
+    require(tokens > 0, "the number of scored tokens", tokens, "use a split with text")
 
 
 def _exp(nll: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LONGEST_CHARACTER = 4  # tokens of one byte each
 Window = tuple[int, int, int]
+T = TypeVar("T")
 _TOKEN, _PARENT = "token", "parent"
 
 
@@ -39,7 +40,6 @@ def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **o
     a text of any length at once.
 
     Args:
-        saved: the model; a text that is longer than its context is read in the windows of its protocol.
         max_new_tokens: length of an answer; `None`: as in the protocol.
         options: options of the model's thoughts: `fast_steps` if they are inferred.
 
@@ -74,8 +74,8 @@ def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **o
             "max_new_tokens"
         )
     with seeded(model, 0), torch.no_grad():
-        new: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
-        ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **new)
+        options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
+        ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options_of_answer)
     return dataclasses.replace(trace(saved, ids[0], **options), written=length)
 
 
@@ -89,14 +89,7 @@ def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationCo
 
 
 def trace(saved: TextModel, input_ids: Tensor, **options: Any) -> ThoughtTrace:
-    """Return what a model thinks of these tokens [length], with their texts.
-
-    Args:
-        options: as in `think`.
-
-    Raises:
-        InputError: the model refuses the tokens or an option.
-    """
+    """Return what a model thinks of these tokens [length], with their texts; options as in `think`."""
     ids = input_ids[None].to(saved.device)
     with seeded(saved.model, 0):
         (result,) = saved.model.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
@@ -149,11 +142,18 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
     """
     news = [0, *(first - start for start, first, _ in windows[1:])]  # the first new token of each window
 
-    def tokens(columns: Sequence[Sequence[Any]]) -> list[Any]:
+    def tokens(columns: Sequence[Sequence[T]]) -> list[T]:
         return [value for column, new in zip(columns, news) for value in column[new:]]
 
     def tensors(columns: Sequence[Tensor]) -> Tensor:
         return torch.cat([column[new:] for column, new in zip(columns, news)])
+
+    def links(name: str) -> Tensor:
+        blocks = []
+        for trace, thoughts in zip(traces, thoughts_by_window):
+            numbers = [number for number, _ in thoughts]
+            blocks.append(trace.links[name][numbers][:, numbers])
+        return torch.block_diag(*blocks)
 
     first = traces[0]
     thoughts_by_window = [_new_thoughts(trace, new) for trace, new in zip(traces, news)]
@@ -166,12 +166,7 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
             for new_thoughts, (start, _, _) in zip(thoughts_by_window, windows)
             for _, thought in new_thoughts
         ],
-        links={
-            name: torch.block_diag(
-                *(_among(trace.links[name], thoughts) for trace, thoughts in zip(traces, thoughts_by_window))
-            )
-            for name in first.links
-        },
+        links={name: links(name) for name in first.links},
         curves={
             name: torch.stack([trace.curves[name].float() for trace in traces]).mean(0)
             for name in first.curves
@@ -193,11 +188,6 @@ def _new_thoughts(trace: ThoughtTrace, new: int) -> list[tuple[int, Thought]]:
         for number, thought in enumerate(trace.thoughts)
         if thought.end > new
     ]
-
-
-def _among(link: Tensor, own: Sequence[tuple[int, Thought]]) -> Tensor:
-    numbers = torch.tensor([number for number, _ in own], dtype=torch.long, device=link.device)
-    return link[numbers][:, numbers]
 
 
 def _streams(traces: Sequence[ThoughtTrace], windows: Sequence[Window], news: Sequence[int]) -> dict[str, Tensor]:

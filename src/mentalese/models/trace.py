@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import read_json
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclass
@@ -155,26 +158,18 @@ class ThoughtTrace:
 
     @classmethod
     def load(cls, folder: str | Path) -> ThoughtTrace:
-        """Read a trace that `save` wrote.
-
-        Raises:
-            InputError: there is no trace, or it is of another version.
-        """
+        """Return a trace that `save` wrote; raise `InputError` if there is none, or one of another version."""
         folder = Path(folder)
         if not (folder / "trace.json").is_file():
             raise InputError(f"{folder} contains no trace.json: use a folder that `ThoughtTrace.save` wrote")
         described = read_json(folder / "trace.json")
-        version = described.get("version")
-        if version != cls.VERSION:
-            raise InputError(
-                f"{folder} contains a trace of version {version!r}, this library reads {cls.VERSION}: make the trace "
-                "again"
-            )
+        version, remedy = described.get("version"), f"this library reads {cls.VERSION}, make the trace again"
+        require(version == cls.VERSION, f"the version of the trace in {folder}", version, remedy)
         tensors = load_file(folder / "trace.safetensors")
         groups = {
             group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
         }
-        vectors: Any = tensors.get("thoughts", ())
+        vectors = tensors.get("thoughts", torch.empty(0))
         thoughts = []
         for vector, about in zip(vectors, described["thoughts"]):
             about["codes"], about["nearest"] = tuple(about["codes"]), tuple(map(tuple, about["nearest"]))
@@ -192,11 +187,8 @@ class ThoughtTrace:
             **groups,
         )
 
-    def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with a row per token: `token`, every score, and `thoughts`.
-
-        `token` is the id if the text is unknown; `thoughts` has the numbers of the thoughts that represent the token.
-        """
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row per token: `token` (or its id), every score, and `thoughts`, the numbers of its thoughts."""
         import pandas
 
         stand: list[list[int]] = [[] for _ in self.input_ids]
