@@ -81,6 +81,12 @@ class LanguageModel(_Module):
         """Return the settings that change how much the model thinks at inference."""
         return []
 
+    def chosen_estimator(self, name: str | None) -> str:
+        """Return the estimator of this name; `None`: the default. Raises `InputError` if the model lacks it."""
+        chosen = name or self.estimators[0]
+        require(chosen in self.estimators, "estimator", name, f"this model has {', '.join(self.estimators)}")
+        return chosen
+
     @property
     def shard_blocks(self) -> bool:
         """True if FSDP2 may shard each block by itself; not if a step uses a block's weights outside its forward."""

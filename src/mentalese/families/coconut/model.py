@@ -356,7 +356,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
 
     # ------------------------------------------------------------------------------------- training and cost
 
-    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+    def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """See `LanguageModel.training_loss`; weights that the latents of a batch do not use get zero gradients.
 
         With a step decoder, `metrics` holds `ntp` and `step_nll` separately. `step_nll` is a mean over the tokens of
@@ -425,7 +425,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         latents = passes * self._latent_weights()
         return 2 * len(ids) * (body + latents + ids.shape[1] * self.output_weight().numel())
 
-    def training_flops(self, batch: Batch, **settings: Any) -> int:
+    def training_flops(self, batch: Batch, **settings: object) -> int:
         """See `LanguageModel.training_flops`; includes the step decoder, which runs only in training."""
         flops = super().training_flops(batch, **settings)
         if self.step_decoder is not None:

@@ -15,7 +15,6 @@ Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,13 +62,13 @@ class CodiForCausalLM(CoconutForCausalLM):
     def _latent_weights(self) -> int:
         return 2 * self.config.hidden_size**2
 
-    def target_weights(self, batch: Batch, **settings: Any) -> Tensor:
+    def target_weights(self, batch: Batch, **settings: object) -> Tensor:
         """Return weights [R, L] that sum to 1 over the targets of a row."""
         super().target_weights(batch, **settings)
         targets = (self._targets(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
         return (1 / targets)[:, None].expand(batch["labels"].shape)
 
-    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+    def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """Return L_teacher + L_student + gamma L_KD (Eq. 5), means over questions of means over their targets.
 
         `metrics` holds `ntp`, the mean of the first two, and `distillation`.

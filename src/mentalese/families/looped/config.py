@@ -41,14 +41,16 @@ class LoopedConfig(LayeredDecoderConfig):
     cache_turns: Positive | None = None
 
     @property
-    def block_layers(self) -> int:
-        """l_R, the number of layers in the block."""
-        return self.num_hidden_layers - self.prelude_layers - self.coda_layers
+    def parts(self) -> tuple[range, range, range]:
+        """The indices of the layers of prelude, block and coda."""
+        layers = self.num_hidden_layers
+        first, last = self.prelude_layers, layers - self.coda_layers
+        return range(first), range(first, last), range(last, layers)
 
     @property
     def effective_layers(self) -> int:
         """l, the number of layers that a token passes through."""
-        return self.num_hidden_layers + (self.turns - 1) * self.block_layers
+        return self.num_hidden_layers + (self.turns - 1) * len(self.parts[1])
 
     @property
     def embedding_scale(self) -> float:
@@ -66,4 +68,4 @@ class LoopedConfig(LayeredDecoderConfig):
         remedy = (
             f"of the backbone's {self.num_hidden_layers} layers none is left for the block; set fewer, or more layers"
         )
-        self.require(self.block_layers >= 1, "prelude_layers", f"with coda_layers {self.coda_layers}, {remedy}")
+        self.require(len(self.parts[1]) >= 1, "prelude_layers", f"with coda_layers {self.coda_layers}, {remedy}")

@@ -23,7 +23,7 @@ import copy
 import itertools
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,9 +91,9 @@ class LoopedCache(ThoughtCache):
     def __init__(self, config: LoopedConfig, slots: int | None = None) -> None:
         self.turns, self.turn = config.turns, 0
         self.slots = slots or min(config.turns, config.cache_turns or config.turns)
-        self.block = range(config.prelude_layers, config.prelude_layers + config.block_layers)
+        self.block = config.parts[1]
         self.stopped: Tensor | None = None
-        super().__init__(config.num_hidden_layers + (self.slots - 1) * config.block_layers)
+        super().__init__(config.num_hidden_layers + (self.slots - 1) * len(self.block))
 
     def of(self, layer: int) -> DynamicLayer | StoppedKeys:
         """Return the keys and values of a layer from earlier calls, to which this turn appends."""
@@ -198,21 +198,13 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         if module is not self or self.config.norms == "own":  # called last: the backbone initialises its own layers
             return
         std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
-        layers: Any = self.layers
-        for layer in layers:
-            for added in (layer.self_attn.o_proj, layer.mlp.down_proj):
-                init.normal_(added.weight, std=std)
+        for name, weight in self.layers.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                init.normal_(weight, std=std)
 
     @property
     def limits(self) -> Limits:
         return Limits(static_cache=None, loss="drawn numbers of turns")
-
-    @cached_property
-    def _parts(self) -> tuple[range, range, range]:
-        """The indices of the layers of prelude, block and coda."""
-        config, layers = self.config, self.config.num_hidden_layers
-        first, last = config.prelude_layers, layers - config.coda_layers
-        return range(first), range(first, last), range(last, layers)
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -253,31 +245,25 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         *,
         cache: ThoughtCache | None = None,
         trace: bool = False,
+        turns: int | None = None,
+        seed: int = 0,
     ) -> LoopedEncoded:
-        """Return final hidden states [B, L, d] after `config.turns` turns, that continue and update `cache`.
+        """Return final hidden states [B, L, d] after some turns, that continue and update `cache`.
+
+        Args:
+            turns: number of turns, without a cache; `None`: `config.turns`.
+            seed: seeds the noise that states begin with.
 
         Raises:
             InputError: a cache that another number of turns wrote.
         """
         assert cache is None or isinstance(cache, LoopedCache)
-        if cache is not None and cache.turns != self.config.turns:
+        turns = self.config.turns if turns is None else turns
+        if cache is not None and cache.turns != turns:
             raise InputError(
-                f"config.turns is {self.config.turns}: the cache was written at {cache.turns}; set that, or begin with "
-                "a new cache"
+                f"config.turns is {turns}: the cache was written at {cache.turns}; set that, or begin with a new cache"
             )
-        return self._read(input_ids, attention_mask, self.config.turns, 0, cache, trace)
-
-    def _read(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None,
-        turns: int,
-        seed: int,
-        cache: LoopedCache | None = None,
-        trace: bool = False,
-    ) -> LoopedEncoded:
-        """Return the output of `encode` after this many turns, from the noise of a seed."""
-        config, (prelude, _, coda) = self.config, self._parts
+        config, (prelude, _, coda) = self.config, self.config.parts
         past = 0 if cache is None else cache.seen_tokens
         layout = self.token_layout(input_ids, attention_mask, cache)
         positions = layout.positions
@@ -325,7 +311,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
 
     def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
         """Return R(e, s) (section 3.2)."""
-        new = self._run(self._parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options, keys)
+        new = self._run(self.config.parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options, keys)
         return new if self.block_norm is None else self.block_norm(new)
 
     def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
@@ -366,7 +352,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
     def training_settings(self) -> dict[str, tuple[float, float]]:
         return {"turns": (1, math.inf)}
 
-    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+    def training_loss(self, batch: Batch, **settings: float) -> LossOutput:
         """Return the mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
 
         Outside `mentalese train`, where steps are unknown, r is drawn for each batch, the same on all ranks; in
@@ -381,7 +367,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         if self.training:
             seed = shared_seed() if self._step is None else self._step
             turns = drawn_turns(mean, seed)
-        encoded = self._read(batch["input_ids"], batch.get("attention_mask"), turns, seed)
+        encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), turns=turns, seed=seed)
         loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         return LossOutput(*loss, {"turns": loss[1].new_tensor(float(turns))}, encoded=lambda: encoded)
 
@@ -392,7 +378,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         prelude, block, coda = (
             linear_weights(nn.ModuleList(self.layers[i] for i in part))
             + len(part) * (2 * length * attention_width(inner) // inner.num_hidden_layers)
-            for part in self._parts
+            for part in config.parts
         )
         once = prelude + coda + self.output_weight().numel()
         return 2 * rows * length * once, 2 * rows * length * (block + 2 * config.hidden_size**2)
@@ -402,7 +388,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         once, turn = self._flops(batch)
         return once + self.config.turns * turn
 
-    def training_flops(self, batch: Batch, **settings: Any) -> int:
+    def training_flops(self, batch: Batch, **settings: float) -> int:
         """See `LanguageModel.training_flops`; at the r of the step, outside a step at the mean of r."""
         mean = settings.pop("turns", self.config.turns)
         seeds = range(DRAWS) if self._step is None else (self._step,)
@@ -411,16 +397,14 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         once, turn = self._flops(batch)
         return 3 * once + turn * (sum(samples) + 2 * with_gradient) // len(samples)
 
-    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+    def scoring_protocol(self, estimator: str) -> dict[str, object]:
         """See `LanguageModel.scoring_protocol`."""
-        stops = {} if self.config.exit_distance is None else {"exit_distance": self.config.exit_distance}
-        return {"turns": self.config.turns} | stops
+        protocol: dict[str, object] = {"turns": self.config.turns}
+        if self.config.exit_distance is not None:
+            protocol["exit_distance"] = self.config.exit_distance
+        return protocol
 
     # -- traces ------------------------------------------------------------------------------------------------------
-
-    def _predicted(self, hidden: Tensor, at: Tensor) -> Tensor:
-        """Return logits [B, m, v] of states [B, L, d] in columns [m]."""
-        return self.get_output_embeddings()(hidden[:, at])
 
     def fill(self, traces: list[ThoughtTrace], encoded: LoopedEncoded, real: Tensor) -> None:
         """Add the predictions for each turn as the last, and the distance that each turn moved the state.
@@ -434,7 +418,11 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             trace.scores["turns"] = turns[row]
             trace.curves["moved"] = torch.stack([moved[row][real[row]].mean() for moved in encoded.moved])
         ids, scored = torch.stack([trace.input_ids for trace in traces]), follows(real)
-        by_turn = [self.text_traces(ids, scored, partial(self._predicted, hidden)) for hidden in encoded.by_turn]
+
+        def logits(states: Tensor, at: Tensor) -> Tensor:
+            return self.get_output_embeddings()(states[:, at])
+
+        by_turn = [self.text_traces(ids, scored, partial(logits, hidden)) for hidden in encoded.by_turn]
         for row, trace in enumerate(traces):
             as_last = [others[row] for others in by_turn]
             trace.scores |= {f"surprisal.{t}": other.scores["surprisal"] for t, other in enumerate(as_last, 1)}

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import GradientCheckpointingLayer
 
 from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
-from mentalese.nn.blocks import ResidualLinear
-from mentalese.nn.rotary import rotary_table, rotate_first
+from mentalese.nn.blocks import ResidualLinear, gated, merge_heads, rotary_heads
+from mentalese.nn.rotary import rotary_table
 
 FREQUENCIES = 256  # sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
 
@@ -62,10 +62,8 @@ class Block(GradientCheckpointingLayer):
         return x + gate_mlp * self.mlp(self.mlp_norm(x) * (1 + scale_mlp) + shift_mlp)
 
     def attend(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None) -> Tensor:
-        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(*rotate_first(qkv, *rotary), visible)
-        return self.attention_out(out.transpose(1, 2).flatten(2))
+        out = F.scaled_dot_product_attention(*rotary_heads(self.qkv(x), self.heads, rotary), visible)
+        return self.attention_out(merge_heads(out))
 
     def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.mlp_out(F.silu(gate) * up)
+        return self.mlp_out(gated(self.gate_up(x)))

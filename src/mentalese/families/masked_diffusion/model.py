@@ -25,22 +25,29 @@ Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
 from transformers import initialization as init
+from transformers.generation import BaseStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
 from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
-from mentalese.families.masked_diffusion.noise import schedule, score_entropy, training_times, uniform
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import Encoded, LatentThoughtModel, Limits
@@ -52,6 +59,7 @@ from mentalese.nn.transfer import send
 
 _HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once
+_ANY_ORDER = "masks fall in any order"
 
 
 @dataclass(kw_only=True)
@@ -169,10 +177,6 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
 
     # ------------------------------------------------------------------------------------- training and scores
 
-    def final_hidden_states(self, batch: Batch) -> Tensor:
-        """Return final hidden states [B, N, d]; position t predicts token t, unlike in causal models."""
-        return self.hidden(batch["input_ids"], self.rows(batch["input_ids"], batch.get("attention_mask")))
-
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Return rows that begin at their first token: ids, targets and mask [B, N], and their original columns.
 
@@ -197,7 +201,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         pieces = zip(hidden.split(_CHUNK), targets.split(_CHUNK))
         return torch.cat([score_entropy(self.lm_head(h), y) for h, y in pieces])
 
-    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+    def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """Return the bound at one time per row in nats per target, comparable with the loss of a causal model.
 
         Times are spread evenly over the rows of the batch, see `training_times`.
@@ -227,9 +231,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return LossOutput(total / count.clamp(min=1), count, encoded=encoded)
 
     @torch.no_grad()
-    def token_nll(
-        self, batch: Batch, estimator: str | None = None, *, times: int | None = None, seed: int = 0
-    ) -> Tensor:
+    def token_nll(self, batch: Batch, estimator: str | None = None, *, seed: int = 0) -> Tensor:
         """Return each label's share of the bound in nats, float32 [B, N]; 0 at -100 and at a row's first token.
 
         Tokens without a label are never masked. The masks of a row depend only on the seed and its labels, so a row has
@@ -238,14 +240,10 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         avoids huge weights and needs far fewer passes.
 
         Args:
-            times: number of passes over the batch; `None`: the config's `score_times`.
             seed: seeds the noise.
         """
-        if estimator not in (None, *self.estimators):
-            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
-        times = self.config.score_times if times is None else times
-        if times < 1:
-            raise InputError(f"times is {times}: set 1 or more")
+        self.chosen_estimator(estimator)
+        times = self.config.score_times
         ids, targets, mask, columns = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
         shift = uniform(noise, times, 1)[:, 0]
@@ -264,7 +262,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             nats.view(-1).index_add_(0, at_masks, shares.to(nats.dtype))
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
-    def scoring_protocol(self, estimator: str) -> dict[str, Any]:
+    def scoring_protocol(self, estimator: str) -> dict[str, object]:
         """See `LanguageModel.scoring_protocol`."""
         return {"score_times": self.config.score_times}
 
@@ -284,7 +282,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         time = FREQUENCIES * c + c * c + (6 * layers + 2) * c * d if config.sees_time else 0
         return 2 * rows * (length * token + time)
 
-    def training_flops(self, batch: Batch, **settings: Any) -> int:
+    def training_flops(self, batch: Batch, **settings: object) -> int:
         """Return the FLOPs of three forward passes; the sines and cosines of the time need no gradient."""
         waves = FREQUENCIES * self.config.conditioning_size if self.config.sees_time else 0
         return 3 * self.forward_flops(batch) - 2 * len(batch["input_ids"]) * waves
@@ -327,10 +325,10 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     def generate(
         self,
         inputs: Tensor | None = None,
-        generation_config: Any = None,
+        generation_config: GenerationConfig | None = None,
         *,
         num_steps: int | None = None,
-        streamer: Any = None,
+        streamer: BaseStreamer | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Generate by ancestral sampling: replace masks in and after prompts by text (Hugging Face's `generate`).
@@ -359,8 +357,8 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
                 streamer for prompts with masks.
         """
         for source in (kwargs, vars(generation_config or self.generation_config)):
-            if stops := source.get("stop_strings"):
-                raise InputError(f"stop_strings is {stops!r}: masks fall in any order, so remove it")
+            stops = source.get("stop_strings")
+            require(not stops, "stop_strings", stops, f"{_ANY_ORDER}, so remove it")
         inside = kwargs.get("max_new_tokens") == 0  # which transformers rejects
         kwargs |= {"max_new_tokens": 1} if inside else {}
         decode = partial(type(self)._unmask, num_steps=num_steps, streamer=streamer, inside=inside)
@@ -369,29 +367,25 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     def _unmask(
         self,
         input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
+        logits_processor: Callable[[Tensor, Tensor], Tensor],
+        stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
         num_steps: int | None,
-        streamer: Any,
+        streamer: BaseStreamer | None,
         inside: bool,
         **kwargs: Any,
     ) -> Tensor:
         attention_mask = kwargs.get("attention_mask")
         mask_id, prompt = self.config.mask_token_id, input_ids.shape[1]
         length, pad = 0 if inside else generation_config.max_length - prompt, generation_config._pad_token_tensor
-        if generation_config.num_beams > 1:
-            raise InputError(f"num_beams is {generation_config.num_beams}: masks fall in any order, so set 1")
-        if generation_config.return_dict_in_generate:
-            raise InputError("return_dict_in_generate is True: this model only returns tokens, so remove it")
-        if pad is None:
-            raise InputError("pad_token_id is None: what follows the end of a text is padding, so set one")
-        if num_steps is not None and num_steps < 1:
-            raise InputError(f"num_steps is {num_steps}: set 1 or more")
+        require(generation_config.num_beams == 1, "num_beams", generation_config.num_beams, f"{_ANY_ORDER}, so set 1")
+        returns_dict = generation_config.return_dict_in_generate
+        require(not returns_dict, "return_dict_in_generate", returns_dict, "this model only returns tokens, remove it")
+        require(pad is not None, "pad_token_id", None, "what follows the end of a text is padding, so set one")
+        require(num_steps is None or num_steps >= 1, "num_steps", num_steps, "set 1 or more")
         text = F.pad(input_ids, (0, length), value=mask_id)
         unknown = (text == mask_id).cpu()  # on the host, so that no step waits for the GPU
-        if not unknown.any():
-            raise InputError("max_new_tokens is 0 and no prompt contains a mask: set 1 or more")
+        require(bool(unknown.any()), "max_new_tokens", 0, "no prompt contains a mask, so set 1 or more")
         if streamer is not None and unknown[:, :prompt].any():
             raise InputError("streamer is set and a prompt contains masks: it only shows new text, so remove it")
         sample = generation_config.do_sample
@@ -454,3 +448,42 @@ def _drawn(scores: Tensor, chance: Tensor) -> Tensor:
     """Draw a token [n] from each row of logits [n, v]: the inverse cumulative sum at uniform numbers [n]."""
     sums = scores.softmax(-1).cumsum(-1)
     return torch.searchsorted(sums, chance[:, None] * sums[:, -1:])[:, 0]  # in float32 they end near 1
+
+
+def schedule(kind: str, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return p(t) and p'(t) / p(t) of times in (0, 1]; see `MaskedDiffusionConfig.noise_schedule`.
+
+    p(1) is 1. The releases of MDLM and SEDD use 0.999 t, the release of MD4 goes from 0.0001 to 0.9999.
+    """
+    if kind == "cosine":
+        angle = 0.5 * math.pi * t
+        return angle.sin(), 0.5 * math.pi / angle.tan()
+    return t, 1 / t
+
+
+def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return SEDD's l [n] for logits f [n, v] and targets [n]; 0 where a target is -100.
+
+    With c = log sum_y q_y, l is the cross-entropy plus exp(c) - 1 - c, which is 0 for scores that sum to one.
+    """
+    logits = logits.float()
+    total = logits.logsumexp(-1)
+    c = total - math.log(logits.shape[-1])
+    nll = total - logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0]
+    return torch.where(targets == IGNORED, 0.0, nll + c.expm1() - c)
+
+
+def uniform(noise: Noise, number: int, size: int) -> Tensor:
+    """Return uniform numbers in (0, 1], float32 [B, size]."""
+    return torch.special.ndtr(noise.draw(number, (size,)))
+
+
+def training_times(rows: int, seed: int, device: torch.device) -> Tensor:
+    """Return times [rows], spread evenly over [0, 1] across the rows of all ranks (Kingma et al., 2021).
+
+    One random shift moves all of them around the circle, so the time of each row is uniform.
+    """
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+    shift = (seed % 2**24 + 0.5) / 2**24  # never 0, where weights are infinite
+    times = [(shift + (rank + ranks * row) / (rows * ranks)) % 1 for row in range(rows)]
+    return send(torch.tensor(times), device)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -315,7 +315,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     # ------------------------------------------------------------------------------------- training and scores
 
-    def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
+    def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """Return the mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
         if self.training and self.config.selection == "causal":
@@ -403,10 +403,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     @torch.no_grad()
     def token_nll(self, batch: Batch, estimator: str | None = None) -> Tensor:
         """See `LanguageModel.token_nll` and `estimators`."""
-        estimator = estimator or self.estimators[0]
-        if estimator not in self.estimators:
-            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
-        kind, _, rest = estimator.partition("-")
+        kind, _, rest = self.chosen_estimator(estimator).partition("-")
         if kind == "prefix":
             return self._nll_by_prefixes(batch, fixed_budget=rest == "fixed")
         selection = {"causal": "causal", "block": "block"}.get(kind)
