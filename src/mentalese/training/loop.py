@@ -302,7 +302,7 @@ class Run:
         each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
         weights = torch.stack([o.weight.float().to(device) for o in outputs])
         sums = torch.cat((weights.sum()[None], (torch.stack(each) * weights[:, None]).sum(0)))
-        weight, *totals = self.parallel.sums(sums).unbind(0)
+        weight, *totals = self.parallel.sum(sums).unbind(0)
         scale = torch.where(weight > 0, 1 / weight, 0.0)
         loss, *means = (total * scale for total in totals)
         return self.parallel.world_size * scale, loss, dict(zip(names, means))
@@ -321,7 +321,7 @@ class Run:
         position = self.plan.position(self.state.step)
         rate = (position.tokens - self.plan.position(buffer.steps[0]).tokens) / seconds
         self.state.seconds += seconds
-        self.state.flops += int(self.parallel.sum(self.flops))
+        self.state.flops += int(self.parallel.sum(torch.tensor(self.flops, dtype=torch.float64)))
         self.flops = 0
         record: Record = {
             "step": self.state.step,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mentalese.training.step import TrainStep
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,8 @@ class Parallel:
         """Return when all ranks have called it."""
         self.max(0)
 
-    def sum(self, value: Tensor | float) -> float:
-        """Return the sum of a scalar over ranks, added in float64."""
-        return float(self._reduce(value, torch.float64, dist.ReduceOp.SUM))
-
-    def sums(self, values: Tensor) -> Tensor:
-        """Return the sums of values [n] over ranks, added in float64 on the values' device: no host waits for it."""
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sums of values over ranks, added in float64 on the values' device: no host waits for it."""
         if self.world_size == 1:
             return values
         total = values.double()
@@ -62,23 +59,31 @@ class Parallel:
 
     def max(self, value: int) -> int:
         """Return the largest value of any rank."""
-        return int(self._reduce(value, torch.int64, dist.ReduceOp.MAX))
-
-    def _reduce(self, value: Tensor | float, dtype: torch.dtype, operation: Any) -> Tensor | float:
         if self.world_size == 1:
             return value
-        # The caller waits for a Python number anyway, so it goes over gloo on the CPU.
-        reduced = torch.tensor(float(value) if dtype.is_floating_point else int(value), dtype=dtype)
-        dist.all_reduce(reduced, operation)
-        return reduced
+        largest = torch.tensor(value)  # on the CPU, over gloo: the caller waits for a Python number anyway
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: T) -> T:
         """Return the object of rank 0, on every rank."""
         if self.world_size == 1:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
+
+    def on_main(self, work: Callable[[], T]) -> T | None:
+        """Return the result of `work` on rank 0 and `None` on others; an error of it is raised on all ranks."""
+        result, error = None, None
+        if self.is_main:
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+        if (error := self.broadcast_object(error)) is not None:
+            raise error
+        return result
 
 
 def is_main_process() -> bool:
@@ -92,9 +97,8 @@ def setup(device: Device = "auto") -> Parallel:
     Raises:
         InputError: this machine has no such device, or fewer of them than processes.
     """
-    rank, world_size, local_rank = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    rank, world_size, local_rank = (int(os.environ.get(name, default)) for name, default in defaults.items())
     chosen = _device(device, world_size, local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)

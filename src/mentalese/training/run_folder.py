@@ -28,10 +28,8 @@ LOCK = ".lock"
 def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
     """Return the result of a finished run of this recipe, if `out` contains one."""
     path = out / "result.json"
-    if not path.is_file():
-        return None
-    result = read_json(path)
-    if _fingerprint(result.get("config")) != recipe.fingerprint():
+    result = read_json(path) if path.is_file() else {}
+    if not _is_same(result.get("config"), recipe):
         return None
     if result.get("source_fingerprint") != source_fingerprint(recipe.data):
         raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
@@ -59,18 +57,23 @@ def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
         raise InputError(f"{out} started from other weights than {recipe.train.init} contains now: use another --out")
 
 
-def _fingerprint(saved: dict[str, Any] | None) -> str | None:
-    """Return the fingerprint of a saved recipe, converted first: another version may have written other fields."""
+def _saved_recipe(saved: dict[str, Any] | None) -> Recipe | None:
+    """Return the recipe of a run; `None` if this version cannot read it."""
     try:
-        return Recipe.from_dict(saved).fingerprint() if saved else None
+        return Recipe.from_dict(saved) if saved else None
     except InputError:
         return None
+
+
+def _is_same(saved: dict[str, Any] | None, recipe: Recipe) -> bool:
+    other = _saved_recipe(saved)
+    return other is not None and other.fingerprint() == recipe.fingerprint()
 
 
 def same_run(recipe: Recipe, out: Path) -> bool:
     """Test if `out` contains a run of this recipe, finished or not."""
     path = out / "config.json"
-    return path.is_file() and _fingerprint(read_json(path).get("recipe")) == recipe.fingerprint()
+    return path.is_file() and _is_same(read_json(path).get("recipe"), recipe)
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -85,12 +88,12 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     saved = read_json(path)
     if "fingerprint" not in saved or not isinstance(saved.get("recipe"), dict):
         raise InputError(f"--out is {str(out)!r}, which contains a model and no run: use another folder")
-    if _fingerprint(saved["recipe"]) == recipe.fingerprint():
-        if not resume:
-            raise InputError(f"{out} already contains this run: add --resume to continue it, or use another --out")
-        return
-    changed = _changes(_current(saved["recipe"]), recipe.to_dict())
-    raise InputError(f"{out} contains another run ({changed}): undo the change to resume it, or use another --out")
+    if not _is_same(saved["recipe"], recipe):
+        other = _saved_recipe(saved["recipe"])
+        changed = _changes(other.to_dict() if other else saved["recipe"], recipe.to_dict())
+        raise InputError(f"{out} contains another run ({changed}): undo the change to resume it, or use another --out")
+    if not resume:
+        raise InputError(f"{out} already contains this run: add --resume to continue it, or use another --out")
 
 
 @contextmanager
@@ -103,43 +106,26 @@ def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iter
     Raises:
         InputError: another process trains in `out`, or what `check_folder` raises; on all ranks.
     """
-    error: InputError | None = None
     with ExitStack() as stack:
-        if parallel.is_main:
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_locked(out))
-                check_folder(recipe, out, resume)  # again: another process may have written here since
-            except InputError as refused:
-                error = refused
-            except OSError as refused:
-                error = InputError(f"--out is {str(out)!r}: it cannot be made ({refused.strerror}), use another folder")
-        if (error := parallel.broadcast_object(error)) is not None:
-            raise error
+
+        def claim() -> None:
+            out.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((out / LOCK).open("a"))
+            if os.name == "posix":
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InputError(
+                        f"another process trains in {out}: wait until it ends, or use another --out"
+                    ) from None
+                except OSError:  # the disk has no locks
+                    pass
+            check_folder(recipe, out, resume)  # again: another process may have written here since
+
+        parallel.on_main(claim)
         yield
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    with (out / LOCK).open("a") as file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"another process trains in {out}: wait until it ends, or use another --out") from None
-            except OSError:  # the disk has no locks
-                pass
-        yield
-
-
-def _current(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved recipe as this version writes it, if it can be read."""
-    try:
-        return Recipe.from_dict(saved).to_dict()
-    except InputError:
-        return saved
 
 
 def _changes(before: object, after: object, where: str = "") -> str:

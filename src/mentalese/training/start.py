@@ -38,15 +38,7 @@ def start(
         model, parameters = start_model(recipe, tokenizer)
         model.to(parallel.device)
         return model, parameters, None
-    whole: LanguageModel | None = None
-    error: InputError | None = None
-    if parallel.is_main:
-        try:
-            whole, _ = start_model(recipe, tokenizer)
-        except InputError as refused:
-            error = refused
-    if (error := parallel.broadcast_object(error)) is not None:
-        raise error
+    whole = parallel.on_main(lambda: start_model(recipe, tokenizer)[0])
     model, parameters = outline(recipe, tokenizer)
     end_at(model, parallel.broadcast_object([] if whole is None else ends(whole)))
     return model, parameters, whole
