@@ -6,6 +6,7 @@ Letters in shapes: n sentences and N tokens of a step; m vectors to read, d hidd
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,9 @@ from mentalese.families.thought_gestalt.plan import Step
 from mentalese.families.thought_gestalt.repeated import Unit, Use, uses_of
 from mentalese.nn.blocks import ResidualLinear, gated
 from mentalese.nn.ragged import causal_attention, reading_attention, split_heads
+
+if TYPE_CHECKING:
+    from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
 
 
 class SelfAttention(nn.Module):
@@ -54,7 +58,7 @@ class CrossAttention(nn.Module):
     def _attend(self, q: Tensor, step: Step) -> Tensor:
         (keys, values), dropout = step.memory[step.layer], self.dropout if self.training else 0.0
         if step.cache is not None:
-            return step.cache.read(q, keys, values, self.heads, dropout)
+            return step.cache.read(q, keys, values, self.heads, dropout, step.cache.used)
         if step.attention is not None:
             step.attention.append(self._weights(q, keys, step))
         return reading_attention(q, keys, values, step.used, step.sequences, self.heads, dropout)
@@ -159,3 +163,50 @@ class SentenceHead(nn.Module):
         """Return the uses of the map for steps with these numbers of sentences."""
         uses = uses_of(self.linear, sizes)
         return [{} if uses is None else {"head": uses[k]} for k in range(len(sizes))]
+
+
+Layered = tuple[Tensor, Tensor | None, Tensor | None]
+"""A step's states [N, d], and its vectors [n, d] and their lengths [n] if its layers make any."""
+
+
+class CompiledLayers(nn.Module):
+    """The compiled `run_layers` of a `ThoughtGestaltForCausalLM`, with one graph for each `_kind` of step."""
+
+    def __init__(self, model: ThoughtGestaltForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def compile(self, **options: Any) -> None:
+        # Weights are among the inputs: sizes that never change would only make compilation ten times slower.
+        run = torch.compile(self.model.run_layers, **(options | {"dynamic": None}))
+        kinds: set[tuple[bool, ...]] = set()
+
+        def compiled(x: Tensor, steps: list[Step], sentence_dropout: float) -> Layered:
+            kind = _kind(steps[0])
+            if kind not in kinds:
+                kinds.add(kind)
+                _mark_sizes(x, steps)
+            return run(x, steps, sentence_dropout)
+
+        self.model.compiled_layers = compiled
+
+
+def _kind(step: Step) -> tuple[bool, ...]:
+    """Return all properties that a graph depends on: gradients, first sentences, places of tokens, sizes of 1."""
+    slots = [keys.shape[1] > 1 for keys, _ in step.memory.values()]
+    return torch.is_grad_enabled(), step.has_memory is None, step.sequences.even, step.sentences > 1, *slots
+
+
+def _mark_sizes(x: Tensor, steps: list[Step]) -> None:
+    """Mark the sizes that differ from step to step: numbers of tokens, of sentences and of vectors in memory.
+
+    The compiler uses these marks only when it builds a graph.
+    """
+    mark, step = torch._dynamo.maybe_mark_dynamic, steps[0]
+    rows = [x, step.last, step.sequences.place, step.has_memory]
+    rows += [tensor for step in steps for use in step.maps.values() for tensor in (use.rows, use.inputs)]
+    for tensor in rows:
+        if tensor is not None:
+            mark(tensor, 0)
+    for tensor in (step.sequences.index, *(tensor for pair in step.memory.values() for tensor in pair)):
+        mark(tensor, [0, 1])

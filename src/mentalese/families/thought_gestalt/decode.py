@@ -5,28 +5,95 @@ GPU the host does not wait: the device decides if a sentence begins or ends, so 
 token and written only where a sentence has ended. On a CPU vectors are computed only at the ends of sentences, and
 attention skips slots that no stream uses.
 
-Letters in shapes: B streams of L tokens in a call, T in a sentence, d hidden size. `model` is a
-`ThoughtGestaltForCausalLM`.
+Letters in shapes: B streams of L tokens in a call, T in a sentence; S slots for the longest sentence, m vectors to
+read, d hidden size.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.families.thought_gestalt.cache import SentenceCache
+from mentalese.families.thought_gestalt.memory import MemoryMap
 from mentalese.families.thought_gestalt.plan import Step, readable
 from mentalese.families.thought_gestalt.streams import Sentences, find_sentences
+from mentalese.models.cache import ThoughtCache
+from mentalese.nn.blocks import merge_heads
 from mentalese.nn.controls import controlled
-from mentalese.nn.ragged import within
+from mentalese.nn.ragged import Ragged, split_heads, within
+
+if TYPE_CHECKING:
+    from mentalese.families.thought_gestalt.model import ThoughtGestaltForCausalLM
+
+
+class SentenceCache(ThoughtCache):
+    """The open sentence of each stream, and the memory.
+
+    `state` holds for each stream: the `position` in its open sentence, the `count` of its vectors, their `memory`, keys
+    and values with positions as `ready`, the latest vector as `seed`, and for each layer, as `self.LAYER`
+    [B, S + 1, 2 d], keys and values of the open sentence. The last slot receives the writes of padding.
+
+    Attributes:
+        map: the map of vectors to keys and values, stored so that its weights are not concatenated for each token.
+        sequences: always `None`; slots replace sequences.
+        places: the streams [B, 1] and slots [B, T] of the new tokens.
+        end: number of slots to read.
+        seen: bool [B, 1, T, end], the slots that a token sees; `None`: all.
+        used: bool [B, 1, 1, m], the slots of the memory that may be read; `None`: all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map: MemoryMap | None = None
+        self.sequences = Ragged.of(torch.zeros(0, dtype=torch.long))
+        self.places = torch.empty(0), torch.empty(0)
+        self.end = 0
+        self.seen: Tensor | None = None
+        self.used: Tensor | None = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.map = None
+
+    def place(self, slots: Tensor, size: int, first: Tensor | None = None) -> None:
+        """Set the slots [B, T] of the next tokens, which see slots from `first` [B] on; padding goes to `size`."""
+        self.places, self.end, alike = (torch.arange(len(slots), device=slots.device)[:, None], slots), size, False
+        if slots.device.type == "cpu":
+            used = set(slots.flatten().tolist())
+            self.end = max((slot for slot in used if slot < size), default=0) + 1
+            alike = slots.shape[1] == 1 and first is None and len(used) == 1
+        slot = torch.arange(self.end, device=slots.device)
+        self.seen = None if alike else (slot <= slots[..., None])[:, None]
+        if self.seen is not None and first is not None:
+            self.seen = self.seen & (slot >= first[:, None, None, None])
+
+    @torch.compiler.disable
+    def attend(self, layer: int, qkv: Tensor, heads: int, dropout: float) -> Tensor:
+        """Return the attention [B * T, d] of the new tokens [B * T, 3 d] to their sentence so far."""
+        name, shape = f"self.{layer}", self.places[1].shape
+        q, kv = qkv.split((qkv.shape[1] // 3, qkv.shape[1] * 2 // 3), dim=-1)
+        slots = self.state[name]
+        put = slots.index_put if torch.is_grad_enabled() else slots.index_put_
+        slots = self.state[name] = put(self.places, kv.reshape(*shape, -1).to(slots.dtype))
+        keys, values = slots[:, : self.end].to(q.dtype).chunk(2, dim=-1)
+        return self.read(q, keys, values, heads, dropout, self.seen)
+
+    @torch.compiler.disable
+    def read(
+        self, q: Tensor, keys: Tensor, values: Tensor, heads: int, dropout: float, mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the attention [B * T, d] of the new tokens [B * T, d] to keys and values [B, m, d]."""
+        query, k, v = (split_heads(x, heads) for x in (q.view(len(keys), -1, q.shape[1]), keys, values))
+        out = F.scaled_dot_product_attention(query, k, v, attn_mask=mask, dropout_p=dropout)
+        return merge_heads(out).flatten(0, 1)
 
 
 def read_on(
-    model: Any, input_ids: Tensor, attention_mask: Tensor | None, cache: SentenceCache
+    model: ThoughtGestaltForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, cache: SentenceCache
 ) -> tuple[Tensor, Sentences | None]:
     """Return final hidden states [B, L, d], zero at padding, and the sentences; the cache moves on.
 
@@ -70,7 +137,7 @@ def read_on(
     return hidden.view(rows, length, -1), sentences
 
 
-def _is_wrong(model: Any, ids: Tensor, real: Tensor, position: Tensor) -> bool:
+def _is_wrong(model: ThoughtGestaltForCausalLM, ids: Tensor, real: Tensor, position: Tensor) -> bool:
     """Return True if these tokens cannot continue a sentence of the streams [B]; on a GPU always False."""
     if ids.device.type != "cpu":
         return False
@@ -78,7 +145,7 @@ def _is_wrong(model: Any, ids: Tensor, real: Tensor, position: Tensor) -> bool:
     return bool((real & ((begins == (position > 0)) | (position >= size))).any())
 
 
-def _read_sentence(model: Any, ids: Tensor, real: Tensor, cache: SentenceCache) -> Tensor:
+def _read_sentence(model: ThoughtGestaltForCausalLM, ids: Tensor, real: Tensor, cache: SentenceCache) -> Tensor:
     """Return final hidden states [B, T, d], zero at padding, of the next tokens of one sentence of each stream."""
     config, state, on_host = model.config, cache.state, ids.device.type == "cpu"
     rows, new = ids.shape
@@ -116,7 +183,9 @@ def _read_sentence(model: Any, ids: Tensor, real: Tensor, cache: SentenceCache) 
     return torch.where(real[..., None], model.final_norm(x), 0.0)
 
 
-def _read_prefix(model: Any, begins: Tensor, first: Tensor, cache: SentenceCache, dtype: torch.dtype) -> None:
+def _read_prefix(
+    model: ThoughtGestaltForCausalLM, begins: Tensor, first: Tensor, cache: SentenceCache, dtype: torch.dtype
+) -> None:
     """Read the prefix vectors of sentences that begin [B] into the slots from `first` [B] to the first token."""
     room, size = model.config.memory_size, model.config.memory_size + model.config.max_sentence_tokens + 3
     assert cache.map is not None
@@ -127,7 +196,7 @@ def _read_prefix(model: Any, begins: Tensor, first: Tensor, cache: SentenceCache
     _run_layers(model, vectors.to(dtype), cache)
 
 
-def _run_layers(model: Any, x: Tensor, cache: SentenceCache) -> tuple[Tensor, Tensor]:
+def _run_layers(model: ThoughtGestaltForCausalLM, x: Tensor, cache: SentenceCache) -> tuple[Tensor, Tensor]:
     """Return the states [B, T, d] of tokens after all layers, and after the recurrent ones."""
     config, state, shape = model.config, cache.state, x.shape
     step = Step(cache.sequences, cache=cache)
@@ -151,7 +220,7 @@ def _run_layers(model: Any, x: Tensor, cache: SentenceCache) -> tuple[Tensor, Te
     return x.view(shape), middle.view(shape)
 
 
-def _write(model: Any, states: Tensor, ends: Tensor, cache: SentenceCache) -> None:
+def _write(model: ThoughtGestaltForCausalLM, states: Tensor, ends: Tensor, cache: SentenceCache) -> None:
     """Compute vectors from states [B, d] and append them to the memory of streams whose sentence `ends` [B]."""
     config, state = model.config, cache.state
     if not config.recurrent_layers:

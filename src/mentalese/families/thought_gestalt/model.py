@@ -34,12 +34,10 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
-from mentalese.families.thought_gestalt.blocks import Block, CrossAttention, SentenceHead
-from mentalese.families.thought_gestalt.cache import SentenceCache
-from mentalese.families.thought_gestalt.compiled import CompiledLayers
+from mentalese.families.thought_gestalt.blocks import Block, CompiledLayers, CrossAttention, Layered, SentenceHead
 from mentalese.families.thought_gestalt.config import HINGE_WEIGHT, ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
-from mentalese.families.thought_gestalt.decode import read_on
+from mentalese.families.thought_gestalt.decode import SentenceCache, read_on
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
 from mentalese.families.thought_gestalt.plan import PassPlan, Step, plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import Use
@@ -117,7 +115,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
             self.next_vector = nn.Linear(config.hidden_size, config.hidden_size)
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.compiled_layers: Callable[..., Any] | None = None
+        self.compiled_layers: Callable[[Tensor, list[Step], float], Layered] | None = None
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
@@ -221,14 +219,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
                 attention.append(torch.stack(step.attention).mean(0)[prefix:])
         return torch.cat(parts), torch.cat(vectors), torch.cat(norms), attention
 
-    def run_layers(
-        self, x: Tensor, steps: list[Step], sentence_dropout: float
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return a step's states [N, d], and the vectors [n, d] with their lengths [n] if these layers make any.
-
-        Args:
-            steps: the step as each of the first layers sees it, and as the sentence head does.
-        """
+    def run_layers(self, x: Tensor, steps: list[Step], sentence_dropout: float) -> Layered:
+        """Run the first layers on the tokens [N, d] of a step, as each layer sees it and last the sentence head."""
         vector = norm = None
         *of_layers, of_head = steps
         assert of_head.last is not None

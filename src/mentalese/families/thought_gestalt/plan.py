@@ -8,17 +8,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mentalese.families.thought_gestalt.cache import SentenceCache
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.repeated import Use
 from mentalese.families.thought_gestalt.streams import Sentences
 from mentalese.nn.ragged import Ragged, within
+
+if TYPE_CHECKING:
+    from mentalese.families.thought_gestalt.decode import SentenceCache
 
 FILLERS = 256  # tokens per step; a few more tokens cost less than five more kernels per block
 _T = TypeVar("_T")
