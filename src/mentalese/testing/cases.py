@@ -34,7 +34,7 @@ PROMPTS = [
 ]
 
 
-def tested(recipe: Recipe) -> Tested:
+def ways_of(recipe: Recipe) -> Tested:
     """Return the ways of the tests with a recipe, by its family."""
     return TESTED.get(recipe.name, {})
 
@@ -128,7 +128,7 @@ def causal(case: Case) -> Case:
     """Return the case in its causal form, with thresholds from a training step."""
     if not case.model.causal:
         pytest.skip("it reads in both directions: a later token changes what it says of an earlier one")
-    for name, value in tested(case.recipe).get("causal", {}).items():
+    for name, value in ways_of(case.recipe).get("causal", {}).items():
         with torch.no_grad():
             case.model.train().training_loss(case.batch())
             case.model.after_step()

@@ -13,7 +13,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
-from mentalese.testing.cases import TOLERANCE, Case, tested
+from mentalese.testing.cases import TOLERANCE, Case, ways_of
 from mentalese.testing.runs import DEVICE
 
 SHARES = (1, 2, 4)
@@ -38,7 +38,7 @@ def test_a_rows_training_loss_is_its_score_whatever_rows_it_is_trained_with(caus
     """Check that micro-batches and ranks add up to the whole batch, and that the training loss is the score."""
     _skip_bounds(causal)
     batch, model = causal.batch(), causal.model
-    for name, value in tested(causal.recipe).get("steady", {}).items():
+    for name, value in ways_of(causal.recipe).get("steady", {}).items():
         setattr(model.config, name, value)
     weights = model.target_weights(batch)
     if weights is not None and not bool((weights[batch["labels"] != IGNORED] == 1).all()):
@@ -94,11 +94,11 @@ def _cost(model: LanguageModel, batch: Batch, share: int) -> torch.Tensor:
 def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     model: Any = build_model(case.recipe.model, case.tokenizer, seed=0).to(DEVICE).train()
     batch = case.batch()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=tested(case.recipe).get("learning_rate", 3e-3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=ways_of(case.recipe).get("learning_rate", 3e-3))
     torch.manual_seed(0)
     # Masks hide other words at each step: learning a row takes longer, and one loss is a weak measure.
     steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
-    steps = tested(case.recipe).get("steps", steps)
+    steps = ways_of(case.recipe).get("steps", steps)
     losses: list[float] = []
     while len(losses) < steps and not _is_learnt(losses, share, averaged):
         output = model.training_loss(batch)
