@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mentalese.data.prosqa import Question as GraphQuestion
     from mentalese.data.split import Split
     from mentalese.evaluation.answers import AnswerRecord
-    from mentalese.families.coconut.model import Thoughts
+    from mentalese.families.coconut.model import CoconutEncoded
     from mentalese.models.saved import Saved
     from mentalese.suite.tasks.reachability import Reachability
 
@@ -120,7 +120,7 @@ def _answers(saved: Saved, split: Split, latents: int | None = None) -> list[Ans
     return ask(saved.at(None, latents), split, show=True).records
 
 
-def _think(saved: Saved, rows: Batch) -> Thoughts:
+def _think(saved: Saved, rows: Batch) -> CoconutEncoded:
     import torch
 
     from mentalese.data.batch import to_device
@@ -128,10 +128,10 @@ def _think(saved: Saved, rows: Batch) -> Thoughts:
 
     assert isinstance(saved.model, CoconutForCausalLM)
     with torch.no_grad():
-        return saved.model.encode(**to_device(rows, saved.device)).thoughts
+        return saved.model.encode(**to_device(rows, saved.device))
 
 
-def _thinking(saved: Saved, split: Split, label: str) -> Iterator[tuple[list[int], Thoughts]]:
+def _thinking(saved: Saved, split: Split, label: str) -> Iterator[tuple[list[int], CoconutEncoded]]:
     """Yield, batch by batch, indices of questions in the split and the latents after these questions."""
     from mentalese.data.evaluation import question_batches
     from mentalese.screen import progress

@@ -5,9 +5,8 @@ Residual Stream to Layers and Not Tokens? Persistent Memory for Continuous Laten
 
 A latent position reads no token but the last hidden state at the position before it, so that a model reasons without
 words: one pass over the question, one for each latent, one over the rest. Every pass uses the keys and values of
-    earlier
-passes. AGCLR adds a memory, the concept stream: gates decide which part of it a latent reads, which part of the hidden
-state is forgotten, and what is written back. Equations are from AGCLR's paper.
+earlier passes. AGCLR adds a memory, the concept stream: gates decide which part of it a latent reads, which part of the
+hidden state is forgotten, and what is written back. Equations are from AGCLR's paper.
 
 Rows of a batch may differ in the length of the question and in the number of latents. They are rearranged as
 
@@ -89,9 +88,9 @@ class ConceptStream(nn.Module):
         return hidden, written, gates
 
 
-@dataclass
-class Thoughts:
-    """The latents of a batch, as lists with one entry per pass.
+@dataclass(kw_only=True)
+class CoconutEncoded(Encoded):
+    """Final hidden states and the latents, which are in lists with one entry per pass.
 
     Attributes:
         is_latent: bool [B, L], their positions.
@@ -106,13 +105,6 @@ class Thoughts:
     latents: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
     gates: list[dict[str, Tensor]] = field(default_factory=list)
-
-
-@dataclass(kw_only=True)
-class CoconutEncoded(Encoded):
-    """Final hidden states and the latents."""
-
-    thoughts: Thoughts
 
 
 Pieces = list[tuple[Tensor, Tensor]]
@@ -273,8 +265,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         state = {} if cache is None else cache.state
         continued = "hidden" in state
         real = self.real_tokens(input_ids, attention_mask, cache)
-        thoughts = Thoughts((input_ids == self.config.latent_token_id) & real)
-        layout = self._layout(thoughts.is_latent, real, continued, together=self.training)
+        is_latent = (input_ids == self.config.latent_token_id) & real
+        layout = self._layout(is_latent, real, continued, together=self.training)
         mask = torch.cat((state["mask"], layout.real), dim=1) if continued else layout.real
         self.check_length(mask, mask.shape[1])
         keys = None
@@ -289,8 +281,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             keep_levels=output_hidden_states,
             checkpoint=self._checkpoint if self.training and cache is None else None,
         )
-        hidden = self._think(input_ids.gather(1, layout.source), layout, read, state, thoughts)
-        levels = [hidden, *(torch.cat(level, dim=1) for level in zip(*read.levels))]
+        embedded = self.get_input_embeddings()(input_ids.gather(1, layout.source))
+        encoded = CoconutEncoded(hidden=embedded, is_latent=is_latent)
+        levels = [self._think(encoded, layout, read, state)]
+        levels += [torch.cat(level, dim=1) for level in zip(*read.levels)]
         hidden, *levels = (layout.in_place(level) for level in levels)
         if attention_mask is not None:
             hidden, *levels = (level.masked_fill(~real[..., None], 0.0) for level in (hidden, *levels))
@@ -301,7 +295,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             state["hidden"] = torch.where(real.any(1, keepdim=True), latest, state["hidden"]) if continued else latest
             state["mask"] = mask
             cache.advance(input_ids.shape[1])
-        return CoconutEncoded(hidden=hidden, hidden_states=tuple(levels) or None, thoughts=thoughts)
+        encoded.hidden, encoded.hidden_states = hidden, tuple(levels) or None
+        return encoded
 
     def _layout(self, is_latent: Tensor, real: Tensor, continued: bool, *, together: bool) -> Layout:
         """Return the columns of tokens, bool [B, L] each; further tokens, one per row, are latents or not."""
@@ -311,9 +306,9 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             return in_order(real, is_latent)
         return lay_out(is_latent, real, continued=continued, together=together)
 
-    def _think(self, ids: Tensor, layout: Layout, read: Passes, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
-        """Return final hidden states [B, P + N + R, d]: of questions, latents and the rest."""
-        embedded = self.get_input_embeddings()(ids)
+    def _think(self, encoded: CoconutEncoded, layout: Layout, read: Passes, state: dict[str, Tensor]) -> Tensor:
+        """Return final hidden states [B, P + N + R, d]: of questions, latents and the rest; keep the latents."""
+        embedded = encoded.hidden
         passes = layout.thinks.shape[1]
         if not passes:
             return read(embedded)
@@ -324,7 +319,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             before = torch.where(layout.first[:, None], before, parts[0][:, -1])
         for number in range(passes):
             column, thinking = layout.prompt + number, layout.thinks[:, number]
-            latent = self._latent(before, thinking, state, thoughts).to(embedded.dtype)
+            latent = self._latent(encoded, before, thinking, state).to(embedded.dtype)
             inputs = torch.where(thinking[:, None], latent, embedded[:, column])[:, None]
             if number == passes - 1:  # the rest needs no pass of its own
                 inputs = torch.cat((inputs, embedded[:, column + 1 :]), dim=1)
@@ -332,7 +327,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             before = parts[-1][:, 0]
         return torch.cat(parts, dim=1)
 
-    def _latent(self, before: Tensor, thinking: Tensor, state: dict[str, Tensor], thoughts: Thoughts) -> Tensor:
+    def _latent(self, encoded: CoconutEncoded, before: Tensor, thinking: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Return the input [B, d] of a latent after hidden states [B, d], and update the memory of `thinking` rows."""
         latent, gates = self._thought(before), {}
         if self.concept_stream is not None:
@@ -341,13 +336,13 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             latent, written, gates = self.concept_stream(before, memory, count)
             state["memory"] = torch.where(thinking[:, None], written, memory)
             state["latents"] = count + thinking
-            thoughts.concepts.append(state["memory"])
+            encoded.concepts.append(state["memory"])
         if self.config.thought_control is not None:
             marker = torch.full((), self.config.latent_token_id, device=before.device)
             latent = controlled(latent, self.config.thought_control, self.get_input_embeddings()(marker))
-        thoughts.states.append(before)
-        thoughts.latents.append(latent)
-        thoughts.gates.append(gates)
+        encoded.states.append(before)
+        encoded.latents.append(latent)
+        encoded.gates.append(gates)
         return latent
 
     def _thought(self, hidden: Tensor) -> Tensor:
@@ -378,7 +373,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 f"{self.config.model_type}.step_decoder_layers is {self.config.step_decoder_layers}: the batch has no "
                 f"written steps; use layout {self.steps_layout!r}, or set step_decoder_layers to None"
             )
-        latents, embed = encoded.thoughts.latents, self.get_input_embeddings()
+        latents, embed = encoded.latents, self.get_input_embeddings()
         loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
         output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
         output.loss = output.loss + self.config.step_weight * loss
@@ -448,12 +443,11 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         `curves` contains, per pass, each gate's mean, and `retention`: the cosine of the state before each latent with
         the state before the first latent (Figure 3 of AGCLR). `retention_gated` uses h'_t instead of h_t.
         """
-        thoughts = encoded.thoughts
-        vectors, states = {"latent": thoughts.latents}, {"retention": thoughts.states}
+        vectors, states = {"latent": encoded.latents}, {"retention": encoded.states}
         if self.concept_stream is not None:
-            vectors["concept"], states["retention_gated"] = thoughts.concepts, thoughts.latents
+            vectors["concept"], states["retention_gated"] = encoded.concepts, encoded.latents
         for row, trace in enumerate(traces):
-            columns = thoughts.is_latent[row].nonzero()[:, 0].tolist()
+            columns = encoded.is_latent[row].nonzero()[:, 0].tolist()
             if self.config.mode == "pause":
                 embedded = self.get_input_embeddings()(trace.input_ids)
                 trace.thoughts = [Thought(embedded[at], at, at + 1, "latent") for at in columns]
@@ -463,7 +457,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                     vector = passes[number][row].detach()
                     trace.thoughts.append(Thought(vector, at, at + 1, label, nearest=self._nearest(vector)))
             if columns:
-                gates = thoughts.gates[: len(columns)]
+                gates = encoded.gates[: len(columns)]
                 trace.curves |= {name: torch.stack([gate[name][row].mean() for gate in gates]) for name in gates[0]}
             for name, passes in states.items() if columns else ():
                 by_pass = torch.stack([state[row].float() for state in passes[: len(columns)]])
