@@ -454,9 +454,9 @@ def test_a_row_beyond_the_table_of_positions_is_refused() -> None:
     ids = torch.full((1, 65), 10)
     model(ids[:, :64])
     model(ids, attention_mask=(torch.arange(65) > 0).long()[None])  # padding needs no position
-    with pytest.raises(InputError, match=r"a row of 65 tokens, .* the backbone has 64 positions"):
+    with pytest.raises(InputError, match="is 65: the backbone has 64 positions"):
         model(ids)
-    with pytest.raises(InputError, match="a row of 65 tokens"):
+    with pytest.raises(InputError, match="is 65"):
         model(ids[:, 64:], past_key_values=model(ids[:, :64]).past_key_values)
     assert made("llama", mode="agclr")(ids).logits.isfinite().all()
 
