@@ -128,9 +128,9 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("gpt2/tiny", {}, "has no thoughts to ablate: use a model of a family that thinks"),
+        ("gpt2/tiny", {}, "it has no thoughts to ablate, use a model"),
         ("latent_thought/tiny-ar", {}, "has no thoughts to ablate"),
-        ("conceptlm/tiny", {"thought_control": "swapped"}, "was trained with thought_control='swapped'"),
+        ("conceptlm/tiny", {"thought_control": "swapped"}, "thought_control of .* is 'swapped'"),
     ],
 )
 def test_a_model_without_thoughts_is_refused(

@@ -412,7 +412,7 @@ def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, An
     free = max(map(len, plain.asked))
     _, model = scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=2), context=free + 14)
     assert max(map(len, model.asked)) + SETTINGS.answer_tokens <= free + 14
-    with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are so short"):
+    with pytest.raises(InputError, match=r"shots is 9: only \d+ of \d+ training records are short enough"):
         scripted(prepared, ["no"] * 8, options=AnswerOptions(shots=9), context=free + 14)
     store, tokenizer, layout = prepared
     saved = opened(Scripted([], tokenizer), tokenizer, layout, **vars(SETTINGS))

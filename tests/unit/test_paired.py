@@ -42,7 +42,7 @@ def test_a_gain_on_first_tokens_is_found_there() -> None:
     assert result.nll - result.reference_nll == pytest.approx(result.overall.difference)
     low, high = result.overall.interval or (0, 0)
     assert -0.3 <= low < result.overall.difference < high <= -0.125
-    assert json.loads(json.dumps(result.to_dict()))["by_position"][2]["position"] == 3
+    assert json.loads(json.dumps(dataclasses.asdict(result)))["by_position"][2]["position"] == 3
 
 
 def test_one_document_has_no_interval() -> None:
@@ -63,10 +63,10 @@ def test_a_position_that_only_one_document_has_gets_no_interval() -> None:
 def test_other_tokens_are_refused() -> None:
     other = scores_of(SPLIT, 1.0)
     other[0] = np.nan
-    with pytest.raises(InputError, match=r"scored on different tokens \(14 and 13\)"):
+    with pytest.raises(InputError, match=r"scored tokens is \(14, 13\)"):
         compare_scores(scores_of(SPLIT, 1.0), other, SPLIT)
     nothing = np.full(len(SPLIT.tokens), np.nan, dtype=np.float32)
-    with pytest.raises(InputError, match="no token was scored"):
+    with pytest.raises(InputError, match="use a split with text"):
         compare_scores(nothing, nothing, SPLIT)
 
 
@@ -159,7 +159,7 @@ def test_models_that_are_scored_by_other_rules_are_not_paired(tmp_path: Path, co
     recipe = shrink(get_recipe("latent_thought/tiny"), corpus)
     half = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, estimator="prefix"))
     bound, prefix = (load(run_of(tmp_path / name, one)) for name, one in (("bound", recipe), ("prefix", half)))
-    says = r"estimator is 'elbo-bound' for .*bound and 'prefix' for .*prefix, which score different tokens"
+    says = r"estimators is \['elbo-bound', 'prefix'\]: they score different tokens"
     with pytest.raises(InputError, match=says):
         paired.run(bound, prefix, TextOptions(source=f"file:{corpus}"))
 
@@ -169,5 +169,5 @@ def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: 
     described = json.loads(file.read_text())
     described["normalizer"] = {"type": "Lowercase"}
     file.write_text(json.dumps(described))
-    with pytest.raises(InputError, match=r"use different tokenizers on .*: compare bits per byte"):
+    with pytest.raises(InputError, match="compare bits per byte"):
         paired.run(*both(saved), TextOptions(source=f"file:{corpus}"))

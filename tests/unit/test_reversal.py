@@ -197,7 +197,7 @@ def test_a_plain_model_goes_on_with_a_text(plain: PreTrainedTokenizerFast) -> No
 
 
 def test_a_tokenizer_without_the_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(InputError, match="has 0 of 60 first names as one token"):
+    with pytest.raises(InputError, match="needs two of 60 first names"):
         reversal.run(opened(nn.Linear(1, 1), tokenizer))
 
 
@@ -210,5 +210,5 @@ def test_names_of_an_unknown_word_are_not_probed() -> None:
 def test_a_trend_is_the_least_squares_line_over_the_logarithm_of_tokens() -> None:
     slope, start = trend([1e3, 1e4, 1e5], [5.0, 4.6, 4.2])
     assert (slope, start) == pytest.approx((-0.4, 6.2))
-    with pytest.raises(InputError, match="1 checkpoint"):
+    with pytest.raises(InputError, match="checkpoints is"):
         trend([1e3, 1e3], [5.0, 4.0])

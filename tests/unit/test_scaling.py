@@ -91,10 +91,10 @@ def test_a_law_that_may_be_flat_bounds_no_multiplier() -> None:
 @pytest.mark.parametrize(
     ("x", "loss", "says"),
     [
-        ([1.0, 2.0], [3.0], "one loss per size"),
-        ([0.0, 2.0], [3.0, 2.0], "a size is 0.0"),
-        ([1.0, 2.0], [3.0, math.inf], "a loss is inf"),
-        ([1.0, 2.0], [3.0, 3.0], "at every size"),
+        ([1.0, 2.0], [3.0], "losses is 1: use one for each of 2 sizes"),
+        ([0.0, 2.0], [3.0, 2.0], "sizes is"),
+        ([1.0, 2.0], [3.0, math.inf], "losses is"),
+        ([1.0, 2.0], [3.0, 3.0], "different losses"),
     ],
 )
 def test_what_has_no_law_is_refused(x: list[float], loss: list[float], says: str) -> None:

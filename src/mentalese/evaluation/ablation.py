@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.answers import ask
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
@@ -58,46 +58,48 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     """
     options = options or AblationOptions()
     config = saved.model.config
-    if not getattr(config, "has_thoughts", False):
-        raise InputError(f"{saved.path} has no thoughts to ablate: use a model of a family that thinks")
-    if config.thought_control is not None:
-        raise InputError(
-            f"{saved.path} was trained with thought_control={config.thought_control!r}: there is nothing left to ablate"
-        )
+    thinks = getattr(config, "has_thoughts", False)
+    require(thinks, "model", str(saved.path), "it has no thoughts to ablate, use a model of a family that thinks")
+    control = config.thought_control
+    require(control is None, f"thought_control of {saved.path}", control, "use a model that was trained without it")
     saved = options.read_by(saved)
     rows = max(2, saved.evaluation.batch_size)  # thoughts are swapped between them
     saved = saved.scored_by(max_documents=options.documents, tokens="lexical", batch_size=rows)
     part = options.part(saved)
     store = saved.store(part, show=show)
     split, questions = store.splits[part], saved.layout.questions
-    if questions and store.meta["kind"] != "records":
-        raise InputError(f"{saved.path} answers questions and {saved.data.source} contains none: use another --data")
+    answered = not questions or store.meta["kind"] == "records"
+    require(answered, "source", saved.data.source, f"{saved.path} answers questions, use a source that has some")
 
-    def scores() -> tuple[np.ndarray, int | None]:
+    def scores(control: str | None) -> tuple[np.ndarray, int | None]:
         """Return a value per token [tokens], or per question, and the number of unfinished answers."""
-        if questions:
-            answers = ask(saved, split, show=show)
-            right = [record.correct for record in answers.records]
-            return np.array(right, dtype=np.float64), answers.metrics().unfinished
-        with seeded(saved.model, 0):
-            return saved.token_scores(split, show=show), None
-
-    reference, unfinished = scores()
-    ablations = [Ablation(OWN, float(np.nanmean(reference, dtype=np.float64)), unfinished=unfinished)]
-    scores_by_control: dict[str, np.ndarray] = {}
-    is_single = saved.evaluation.documents(len(split.document_bytes)) == 1
-    for control in CONTROLS:
         with temporarily(config, thought_control=control):
-            other, unfinished = scores()
-            scores_by_control[control] = other
-        if control == "swapped" and is_single and np.array_equal(other, scores_by_control["removed"], equal_nan=True):
+            if questions:
+                answers = ask(saved, split, show=show)
+                right = [record.correct for record in answers.records]
+                return np.array(right, dtype=np.float64), answers.metrics().unfinished
+            with seeded(saved.model, 0):
+                return saved.token_scores(split, show=show), None
+
+    reference, unfinished = scores(None)
+    ablations = [Ablation(OWN, float(np.nanmean(reference, dtype=np.float64)), unfinished=unfinished)]
+    documents = saved.evaluation.documents(len(split.document_bytes))
+    values = {control: scores(control) for control in CONTROLS}
+    for control, (other, unfinished) in values.items():
+        if control == "swapped" and documents == 1 and np.array_equal(other, values["removed"][0], equal_nan=True):
             continue  # thoughts of a single row could only be removed; a long text has other windows
-        difference, interval = _difference(other, reference) if questions else _paired(other, reference, split)
+        if questions:
+            gain = (other - reference)[:, None]
+            bounds = bootstrap_questions(gain, -1.0, 1.0)
+            difference = float(gain.mean())
+            interval = None if bounds is None else (float(bounds[0, 0]), float(bounds[1, 0]))
+        else:
+            overall = compare_scores(other, reference, split).overall
+            difference, interval = overall.difference, overall.interval
         score = float(np.nanmean(other, dtype=np.float64))
         ablations.append(Ablation(control, score, difference, interval, unfinished))
-    counted = {"questions": len(reference)} if questions else {
-        "documents": saved.evaluation.documents(len(split.document_bytes)), "tokens": int((~np.isnan(reference)).sum()),
-    }  # fmt: skip
+    tokens = int((~np.isnan(reference)).sum())
+    counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
     return {
         "unit": "accuracy" if questions else "nats per token",
         "ablations": [vars(ablation) for ablation in ablations],
@@ -105,14 +107,3 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
         "protocol": saved.layout.asked() if questions else saved.protocol,
         **options.origin(saved, store),
     }
-
-
-def _paired(other: np.ndarray, own: np.ndarray, split: Any) -> tuple[float, tuple[float, float] | None]:
-    overall = compare_scores(other, own, split).overall
-    return overall.difference, overall.interval
-
-
-def _difference(other: np.ndarray, own: np.ndarray) -> tuple[float, tuple[float, float] | None]:
-    gain = (other - own)[:, None]
-    interval = bootstrap_questions(gain, -1.0, 1.0)
-    return float(gain.mean()), None if interval is None else (float(interval[0, 0]), float(interval[1, 0]))

@@ -6,7 +6,6 @@ The model continues each question greedily, and optionally also by sampling.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import statistics
 import time
@@ -19,7 +18,7 @@ from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
 from mentalese.data.store import before_preparing
 from mentalese.data.tokenizers import decode
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.answer_rule import (
     AnswerRule,
     exact_match,
@@ -28,11 +27,13 @@ from mentalese.evaluation.answer_rule import (
     free_answer,
     free_answer_ended,
 )
+from mentalese.evaluation.metric import ACCURACY, Metric
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.files import sealed, write_json, write_text
 from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
 from mentalese.models.saved import Saved
+from mentalese.models.scoring import Perplexity
 from mentalese.screen import progress
 
 GREEDILY = AnswerOptions()
@@ -49,7 +50,6 @@ class AnswerRecord:
         answer: the answer in `text`.
         expected: the answer of the record, by `final_answer`.
         correct: `True` if the two are equal by the rule of the protocol.
-        question: the text of the question.
         asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
         finished: `True` if the answer ended before the limit of new tokens.
         tokens: number of new tokens, including the end.
@@ -80,7 +80,6 @@ class AnswerMetrics:
         accuracy: the share of questions whose greedy answer equals the record's, by the rule of the protocol.
         exact_match: the share of questions with `answer_rule.exact_match`.
         f1: the mean of `answer_rule.f1` over questions.
-        questions: the number of questions.
         protocol: the settings of the evaluation.
         pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
             `None` without attempts.
@@ -106,14 +105,33 @@ class AnswerMetrics:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The answers to a split's questions.
+class SplitResult:
+    """The result of a split, `validation` or `test` of a run: its scores, and of questions the answers at a stage."""
 
-    Attributes:
-        records: one per question, in the split's order.
-        rule: the rule for the comparison with right answers.
-        protocol: the settings of the evaluation.
-    """
+    scores: Perplexity
+    answers: AnswerMetrics | None = None
+    stage: int | None = None
+
+    def value(self, metric: Metric) -> float:
+        if metric is ACCURACY and self.answers is not None:
+            return self.answers.accuracy
+        return self.scores.perplexity
+
+    @property
+    def unfinished(self) -> int:
+        """The number of answers that were cut at the limit of new tokens."""
+        return 0 if self.answers is None else self.answers.unfinished
+
+    def to_dict(self) -> dict[str, object]:
+        if self.answers is None:
+            return self.scores.to_dict()
+        protocol = self.scores.protocol | self.answers.protocol
+        return self.scores.to_dict() | self.answers.to_dict() | {"stage": self.stage, "protocol": protocol}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to a split's questions, in its order, with the rule and the protocol of the comparison."""
 
     records: list[AnswerRecord]
     rule: AnswerRule
@@ -155,18 +173,14 @@ def run(
         InputError: the source has texts and no questions; errors of `ask` and `Saved.store`.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
-    changes = {"max_documents": options.documents} | {
-        name: getattr(options, name) for name in ("answer_tokens", "answer_rule")
-    }
+    rule, tokens, documents = options.answer_rule, options.answer_tokens, options.documents
+    changes = {"answer_rule": rule, "answer_tokens": tokens, "max_documents": documents}
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text, but the store separates their parts.
     part = options.part(saved)
     store = saved.store(part, layout=None if saved.layout.questions else Packed(), show=show)
-    if store.meta["kind"] != "records":
-        raise InputError(
-            f"the source {saved.data.source} contains texts and no questions: use rows of question, steps and answer, "
-            "or a set such as --data gsm8k:PATH"
-        )
+    remedy = "it contains texts, use rows of question, steps and answer, or a set such as gsm8k:PATH"
+    require(store.meta["kind"] == "records", "source", saved.data.source, remedy)
     split = store.splits[part]
     # A set without splits also provides the examples; a question is never an example for itself.
     examples = split if part == "all" else store.splits.get("train")
@@ -206,7 +220,6 @@ def ask(
     Args:
         saved: the model; its `layout` has the stage and the number of latents, its `evaluation` the number of
             questions, the batch size and the limit of new tokens. Its mode is restored.
-        split: questions with their answers.
         options: shots, attempts, temperature and seed; only `run` uses the other options.
         examples: the records for shots; a question is never an example for itself.
 
@@ -223,21 +236,23 @@ def ask(
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 
-    def record(document: int, output: _Found, attempts: list[str], seconds: float) -> AnswerRecord:
-        expected = right_answers[document]
-        answer, *others = (
-            final_answer(text) if saved.layout.questions else free_answer(text, expected)
-            for text in (output.text, *attempts)
-        )
+    def record(document: int, output: Output, attempts: list[str], seconds: float) -> AnswerRecord:
+        expected, (text, tokens, ended) = right_answers[document], output
+        texts = [text, *attempts]
+        if saved.layout.questions:
+            answer, *others = (final_answer(text) for text in texts)
+        else:
+            answer, *others = (free_answer(text, expected) for text in texts)
+            ended = ended or free_answer_ended(text)
         return AnswerRecord(
             document=document,
             question=questions[document],
             expected=expected,
-            text=output.text,
+            text=text,
             answer=answer,
             correct=rule.equal(answer, expected),
-            finished=output.ended or (not saved.layout.questions and free_answer_ended(output.text)),
-            tokens=output.tokens,
+            finished=ended,
+            tokens=tokens,
             latents=latents,
             seconds=seconds,
             attempts=tuple(others),
@@ -258,28 +273,19 @@ def ask(
             outputs = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
             seconds = (time.perf_counter() - began) / len(documents)
             attempts = _attempts(saved, rows, generation | {"max_new_tokens": room}, options)
-            records += map(record, documents, outputs, attempts, itertools.repeat(seconds))
-            bar.update(len(records), _progress(records))
+            records += [record(*answer, seconds) for answer in zip(documents, outputs, attempts)]
+            unfinished = sum(record.asked and not record.finished for record in records)
+            accuracy = statistics.fmean(record.correct for record in records)
+            bar.update(len(records), f"accuracy {accuracy:.1%}, {unfinished:,} unfinished")
     records.sort(key=lambda record: record.document)
     return Answers(records, rule, prompts.protocol(rule))
 
 
-def _progress(records: list[AnswerRecord]) -> str:
-    unfinished = sum(record.asked and not record.finished for record in records)
-    accuracy = f"accuracy {statistics.fmean(record.correct for record in records):.1%}"
-    return f"{accuracy}, {unfinished:,} unfinished" if unfinished else accuracy
+Output = tuple[str, int, bool]
+"""The new text after a question, its number of tokens, and `True` if the model ended it."""
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The new text after a question: its number of tokens, and whether the model ended it."""
-
-    text: str
-    tokens: int
-    ended: bool
-
-
-def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[_Found]:
+def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[Output]:
     """Return the new text after each row."""
     new = saved.model.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
@@ -287,7 +293,7 @@ def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str
     for ids in new:
         ends = torch.isin(ids, last).nonzero()
         tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        outputs.append(_Found(decode(ids, saved.tokenizer), tokens, len(ends) > 0))
+        outputs.append((decode(ids, saved.tokenizer), tokens, len(ends) > 0))
     return outputs
 
 
@@ -298,8 +304,8 @@ def _attempts(
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        texts = [output.text for output in _continued(saved, rows, generation | beams)]
+        texts = [text for text, *_ in _continued(saved, rows, generation | beams)]
         return [texts[i : i + width] for i in range(0, len(texts), width)]
     sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
     calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
-    return [[output[i].text for output in calls] for i in range(len(rows["input_ids"]))]
+    return [[output[i][0] for output in calls] for i in range(len(rows["input_ids"]))]

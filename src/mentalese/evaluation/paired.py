@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.models.saved import Saved
@@ -51,9 +51,6 @@ class PairedScores:
     overall: Difference
     by_position: list[Difference]
 
-    def to_dict(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
 
 def compare_scores(
     scores: np.ndarray, reference: np.ndarray, split: Split, *, positions: int = POSITIONS
@@ -62,7 +59,6 @@ def compare_scores(
 
     Args:
         scores, reference: nats per token [len(split.tokens)]; NaN for tokens that are not scored, the same in both.
-        split: documents and their sentences.
         positions: number of positions in a sentence; the last one includes all later ones.
 
     Raises:
@@ -70,13 +66,9 @@ def compare_scores(
     """
     index = np.flatnonzero(~np.isnan(scores))
     other = np.flatnonzero(~np.isnan(reference))
-    if not np.array_equal(index, other):
-        raise InputError(
-            f"the two models were scored on different tokens ({len(index):,} and {len(other):,}): score both on the "
-            "same documents"
-        )
-    if not len(index):
-        raise InputError("no token was scored: use a split with text")
+    counts = len(index), len(other)
+    require(np.array_equal(index, other), "scored tokens", counts, "score both models on the same documents")
+    require(counts[0] > 0, "scored tokens", counts, "use a split with text")
     _, document = np.unique(np.searchsorted(split.documents, index, side="right"), return_inverse=True)
     start = split.segments[np.searchsorted(split.segments, index, side="right") - 1]
     place = np.minimum(index - start, positions - 1)
@@ -126,23 +118,20 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
     saved = options.read_by(saved).scored_by(tokens="lexical")
     data = saved.data
     settings = {name: getattr(data, name) for name in ("text_column", "detokenizer", "held_out")}
-    other = other.on(data.source, **settings)
-    other = other.scored_by(tokens="lexical")
+    other = other.on(data.source, **settings).scored_by(tokens="lexical")
     part = options.part(saved, other)
     split, reference = (model.split(part, show=show) for model in (saved, other))
-    if not np.array_equal(split.tokens, reference.tokens):
-        raise InputError(
-            f"{saved.path} and {other.path} use different tokenizers on {data.source}: compare bits per byte instead"
-        )
+    tokenizers = [saved.data.tokenizer, other.data.tokenizer]
+    alike = np.array_equal(split.tokens, reference.tokens)
+    require(alike, "tokenizers", tokenizers, f"they split {data.source} differently, compare bits per byte instead")
     scores, reference_scores = saved.token_scores(split, show=show), other.token_scores(reference, show=show)
     if not np.array_equal(np.isnan(scores), np.isnan(reference_scores)):
-        one, two = (model.protocol.get("estimator", "exact") for model in (saved, other))
-        if one != two:
-            raise InputError(
-                f"estimator is {one!r} for {saved.path} and {two!r} for {other.path}, which score different tokens: "
-                "compare models that are scored alike"
-            )
-    return compare_scores(scores, reference_scores, split).to_dict() | {
-        "protocol": saved.protocol, "reference_protocol": other.protocol, "source": data.source,
+        estimators = [model.protocol.get("estimator", "exact") for model in (saved, other)]
+        remedy = "they score different tokens, compare models that are scored alike"
+        require(estimators[0] == estimators[1], "estimators", estimators, remedy)
+    return dataclasses.asdict(compare_scores(scores, reference_scores, split)) | {
+        "protocol": saved.protocol,
+        "reference_protocol": other.protocol,
+        "source": data.source,
         "split": part,
-    }  # fmt: skip
+    }

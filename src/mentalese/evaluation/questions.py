@@ -15,7 +15,7 @@ from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import decode
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.evaluation.answer_rule import FINAL_ANSWER, FREE_ANSWER, AnswerRule, final_answer
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.build import context_length
@@ -36,14 +36,12 @@ def check_room(saved: Saved, split: Split) -> None:
     batches = question_batches(split, saved.layout, saved.evaluation, saved.tokenizer)
     longest = next(batches)["input_ids"].shape[1]
     context, answer_tokens = context_length(saved.model.config), saved.evaluation.answer_tokens
-    if context is not None and longest + answer_tokens > context:
-        remedy = f"set at most {context - longest}" if longest < context else "remove the longest questions"
+    if context is not None:
+        remedy = f"the longest question has {longest} tokens and the model's context is {context}, "
+        remedy += f"set at most {context - longest}" if longest < context else "remove the longest questions"
         if context - answer_tokens > 1:
             remedy += f", or set layout.too_long=skip and layout.sequence_length={context - answer_tokens}"
-        raise InputError(
-            f"evaluation.answer_tokens is {answer_tokens}: the longest question has {longest} tokens and "
-            f"the model's context is {context}, {remedy}"
-        )
+        require(longest + answer_tokens <= context, "evaluation.answer_tokens", answer_tokens, remedy)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,6 @@ class QuestionPrompts:
 
     @cached_property
     def right_answers(self) -> dict[int, str]:
-        """The right answer to each question."""
         last = {number: int(self.split.document_segments[number + 1]) - 1 for number in self._numbers}
         return {number: final_answer(self._text(self.split, segment)) for number, segment in last.items()}
 
@@ -113,12 +110,11 @@ class QuestionPrompts:
         batches = list(self._batches())
         shortest = int(batches[-1]["attention_mask"].sum(1).min())
         answer_tokens = self.options.answer_tokens or self.saved.evaluation.answer_tokens
-        if self.context is not None and shortest + answer_tokens > self.context:
+        if self.context is not None:
             free = self.context - shortest
-            raise InputError(
-                f"answer_tokens is {answer_tokens}: the shortest question has {shortest} tokens and the model's "
-                f"context is {self.context}, {f'set at most {free}' if free > 0 else 'use shorter questions'}"
-            )
+            remedy = f"the shortest question has {shortest} tokens and the model's context is {self.context}, "
+            remedy += f"set at most {free}" if free > 0 else "use shorter questions"
+            require(answer_tokens <= free, "answer_tokens", answer_tokens, remedy)
         return batches
 
     def _batches(self) -> Iterator[Batch]:
@@ -153,11 +149,8 @@ class QuestionPrompts:
             longest = int(lengths[room].max()) if room.any() else context
             # The end of a document, which its size includes, and one more token make an empty line.
             fitting = np.flatnonzero(sizes + 1 <= (context - self.limit - longest) // shots)
-        if len(fitting) <= shots:
-            raise InputError(
-                f"shots is {shots}: only {len(fitting)} of {usable} training records are so short that all of them "
-                f"fit the model's context ({context}); set fewer"
-            )
+        remedy = f"only {len(fitting)} of {usable} training records are short enough for the model's context, set fewer"
+        require(len(fitting) > shots, "shots", shots, remedy)
         texts_before = []
         for document, question in self.questions.items():
             others = fitting[fitting != document] if examples is self.split else fitting
@@ -173,19 +166,12 @@ class QuestionPrompts:
         """
         shots, generator = self.options.shots, np.random.default_rng([self.options.seed, document])
         while True:
-            if len(others) < shots:
-                raise InputError(
-                    f"shots is {shots}: only {len(others)} training records have another question than "
-                    f"{shown(question.strip())}; set fewer"
-                )
+            remedy = f"only {len(others)} training records have another question than {shown(question.strip())}"
+            require(len(others) >= shots, "shots", shots, f"{remedy}, set fewer")
             numbers = generator.choice(others, shots, replace=False)
             texts = (self._text(examples, int(examples.document_segments[i])) for i in numbers)
-            same = [number for number, text in zip(numbers, texts) if _alike(text) == _alike(question)]
+            words = question.casefold().split()
+            same = [number for number, text in zip(numbers, texts) if text.casefold().split() == words]
             if not same:
                 return numbers
             others = np.setdiff1d(others, same)
-
-
-def _alike(question: str) -> str:
-    """Return a question without capitals, and with single spaces."""
-    return " ".join(question.casefold().split())

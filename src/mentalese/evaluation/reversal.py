@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import to_device
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.statistics import bootstrap_pairs
 from mentalese.models.base import evaluation_mode
 from mentalese.models.saved import Saved
@@ -97,7 +97,7 @@ def reversal_scores(
     return scores
 
 
-def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str, object]:
+def run(saved: Saved, *, show: bool = False) -> dict[str, object]:
     """Return the father-son probe with every name of `NAMES` that the tokenizer has as one token.
 
     Returns:
@@ -110,12 +110,9 @@ def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str,
         InputError: the tokenizer has fewer than two of the names as one token.
     """
     names = list(single_token_names(saved.tokenizer))
-    if len(names) < 2:
-        raise InputError(
-            f"the tokenizer has {len(names)} of {len(NAMES)} first names as one token, and the probe needs two: "
-            "use a model with a larger vocabulary"
-        )
-    scores = reversal_scores(saved, names, batch_size=batch_size, show=show)
+    remedy = f"the probe needs two of {len(NAMES)} first names as one token, use a model with a larger vocabulary"
+    require(len(names) > 1, "names", names, remedy)
+    scores = reversal_scores(saved, names, show=show)
     result: dict[str, object] = {
         "names": names,
         "pairs": len(names) * (len(names) - 1),
@@ -125,25 +122,18 @@ def run(saved: Saved, *, batch_size: int = 256, show: bool = False) -> dict[str,
         target, distractor = nats[..., 0], nats[..., 1]
         margin = distractor - target
         values = {"target_nll": target, "distractor_nll": distractor, "margin": margin, "error_rate": margin < 0}
-        result[condition] = {name: _summary(value.astype(np.float64)) for name, value in values.items()}
+        summaries = {}
+        same = np.eye(len(names), dtype=bool)
+        for name, value in values.items():
+            pairs = value[~same].astype(np.float64)
+            interval = bootstrap_pairs(np.where(same, 0.0, value))
+            summaries[name] = {"mean": float(pairs.mean()), "std": float(pairs.std(ddof=1)), "interval": interval}
+        result[condition] = summaries
     return result
 
 
-def _summary(values: np.ndarray) -> dict[str, object]:
-    """Mean, spread and interval of a value for each pair [names, names]."""
-    same = np.eye(len(values), dtype=bool)
-    pairs = values[~same]
-    interval = bootstrap_pairs(np.where(same, 0.0, values))
-    return {"mean": float(pairs.mean()), "std": float(pairs.std(ddof=1)), "interval": interval}
-
-
 def trend(tokens: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept of a least-squares line over log10(tokens): per tenfold of tokens, and at one token.
-
-    Raises:
-        InputError: fewer than two different numbers of tokens.
-    """
-    if len(set(tokens)) < 2:
-        raise InputError(f"a trend of {len(set(tokens))} checkpoint was asked for: use a run with at least two")
+    """Return slope and intercept of a least-squares line over log10(tokens)."""
+    require(len(set(tokens)) > 1, "checkpoints", list(tokens), "use a run with at least two")
     slope, start = np.polyfit(np.log10(np.asarray(tokens, dtype=np.float64)), np.asarray(values), 1)
     return float(slope), float(start)

@@ -14,15 +14,14 @@ import importlib.util
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
 from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
@@ -31,7 +30,7 @@ from mentalese.data.layouts import PerDocument
 from mentalese.data.prompts import PromptEncoder
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, corpus_encoder, decode, decode_after
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.evaluation.options import Decoding, SampleOptions
 from mentalese.install import install_command
 from mentalese.models.base import evaluation_mode
@@ -39,6 +38,7 @@ from mentalese.models.build import context_length
 from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded
 from mentalese.models.saved import Saved, load
 from mentalese.screen import progress
+from mentalese.values import temporarily
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,8 +64,8 @@ def open_judge(options: SampleOptions, device: str | torch.device | None = None)
     if "conditional" in options.kinds and importlib.util.find_spec("mauve") is None:
         raise InputError(f"MAUVE is not installed: {install_command('mauve')}")
     saved = load(name, device)
-    if not saved.layout.plain:
-        raise InputError(f"judge is {name!r}, which has layout {saved.layout.kind!r}: use a model of plain text")
+    kind = saved.layout.kind
+    require(saved.layout.plain, "judge", name, f"it has layout {kind!r}, use a model of plain text")
     return as_judge(saved)
 
 
@@ -121,6 +121,7 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
         InputError: a model of questions, or `sample_tokens` above the model's context.
     """
     special = _special_ids(saved)
+    end = special["eos_token_id"]
     start = [special["sentence_start_token_id"]] if saved.layout.markers else []
     start = [*start, *beginning(saved.tokenizer)] or [special["bos_token_id"]]
     context = context_length(saved.model.config)
@@ -132,14 +133,12 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
     results: dict[str, object] = {}
     for decoding in options.decodings:
         ids, measured = _sampled(saved, prompts, tokens, decoding, options, show)
-        texts = [
-            [decode(piece, saved.tokenizer) for piece in _between_ends(row, special["eos_token_id"])]
-            for row in ids.tolist()
-        ]
+        pieces = [_between_ends(row, end) for row in ids.tolist()]
+        texts = [[decode(piece, saved.tokenizer) for piece in row] for row in pieces]
         results[decoding] = {
-            "generative_perplexity": judge_texts(judge, [("", text) for pieces in texts for text in pieces]),
+            "generative_perplexity": judge_texts(judge, [("", text) for row in texts for text in row]),
             **measured,
-            "texts": ["\n\n".join(pieces) for pieces in texts[:_TEXTS]],
+            "texts": ["\n\n".join(row) for row in texts[:_TEXTS]],
         }
     return results | {"protocol": _protocol(judge, options, len(first), tokens)}
 
@@ -192,19 +191,16 @@ def conditional(
 
 
 def _special_ids(saved: Saved) -> dict[str, int]:
-    if saved.layout.questions:
-        raise InputError(
-            f"{saved.path} is a model that continues no texts, since it answers questions: use `mentalese answer`"
-        )
+    remedy = "it answers questions and continues no texts, use `mentalese answer`"
+    require(not saved.layout.questions, "model", str(saved.path), remedy)
     return saved.layout.special_ids(saved.tokenizer)
 
 
 def _check_room(context: int | None, prompt: int, tokens: int) -> None:
-    if context is not None and prompt + tokens > context:
-        raise InputError(
-            f"sample_tokens is {tokens}: the model's context is {context}, of which the prompt takes {prompt}; set at "
-            f"most {max(context - prompt, 1)}, or shorter prompts"
-        )
+    if context is not None:
+        remedy = f"the model's context is {context}, of which the prompt takes {prompt}; "
+        remedy += f"set at most {max(context - prompt, 1)}, or shorter prompts"
+        require(prompt + tokens <= context, "sample_tokens", tokens, remedy)
 
 
 def _sampled(
@@ -221,9 +217,12 @@ def _sampled(
     model, pad = saved.model, saved.layout.special_ids(saved.tokenizer)["pad_token_id"]
     new: list[Tensor] = []
     count = len(prompts["input_ids"])
+    # Without ends before the full length, and without a checkpoint's own settings.
+    sampling = WHOLE_DISTRIBUTION | {"temperature": options.temperature}
+    generation = GenerationConfig(pad_token_id=pad, **(sampling if decoding == "multinomial" else {}))
     with (
         seeded(model, options.seed),
-        _whole_distribution(model, pad, options.temperature, decoding),
+        temporarily(model, generation_config=generation),
         torch.no_grad(),
         progress(f"Sampling ({decoding})", count * draws, show=show) as bar,
     ):
@@ -237,18 +236,6 @@ def _sampled(
     ids = torch.cat(new)
     entropy = statistics.fmean(token_entropy(row) for row in ids)
     return ids, {"entropy": entropy, "samples_per_second": len(ids) / seconds}
-
-
-@contextmanager
-def _whole_distribution(model: PreTrainedModel, pad: int, temperature: float, decoding: Decoding) -> Iterator[None]:
-    """Disable ends before the full length and a checkpoint's generation settings inside the block."""
-    before = model.generation_config
-    sampling = WHOLE_DISTRIBUTION | {"temperature": temperature}
-    model.generation_config = GenerationConfig(pad_token_id=pad, **(sampling if decoding == "multinomial" else {}))
-    try:
-        yield
-    finally:
-        model.generation_config = before
 
 
 def _between_ends(ids: Sequence[int], end: int) -> list[list[int]]:
@@ -273,12 +260,9 @@ def _beginnings(
     length = options.prompt_tokens + tokens
     long_enough = np.flatnonzero(np.diff(split.documents) - split.beginning > length)
     count = options.samples or min(1000, len(long_enough))
-    if count > len(long_enough) or count < _FEWEST_TEXTS:
-        raise InputError(
-            f"samples is {count}: {len(long_enough)} documents have the {length} tokens of a prompt and its "
-            f"continuation, and MAUVE needs {_FEWEST_TEXTS} of them; set a number in between, fewer tokens or other "
-            "text"
-        )
+    remedy = f"{len(long_enough)} documents have the {length} tokens of a prompt and its continuation, and MAUVE needs "
+    remedy += f"{_FEWEST_TEXTS} of them; set a number in between, fewer tokens or other text"
+    require(_FEWEST_TEXTS <= count <= len(long_enough), "samples", count, remedy)
 
     def text(start: int, size: int) -> str:
         return decode(split.tokens[start : start + size].tolist(), tokenizer)

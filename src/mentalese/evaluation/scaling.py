@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.statistics import student_t_quantile
 
 Interval = tuple[float, float]
@@ -81,22 +81,16 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
     Raises:
         InputError: too few sizes, a number without a logarithm, or a loss that does not change.
     """
-    if len(x) != len(loss):
-        raise InputError(f"there are {len(x)} sizes and {len(loss)} losses: use one loss per size")
-    for name, values in (("size", x), ("loss", loss)):
-        for value in values:
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"a {name} is {value}: use positive numbers")
-    if len(set(x)) < 2:
-        raise InputError(
-            f"a power law needs at least two sizes, and there is {len(set(x))} ({list(x)}): add runs of other sizes"
-        )
+    require(len(x) == len(loss), "losses", len(loss), f"use one for each of {len(x)} sizes")
+    for name, values in (("sizes", x), ("losses", loss)):
+        positive = all(math.isfinite(value) and value > 0 for value in values)
+        require(positive, name, list(values), "use positive numbers")
+    require(len(set(x)) > 1, "sizes", list(x), "a power law needs at least two, add runs of other sizes")
     log_x, log_loss = np.log(np.asarray(x, dtype=np.float64)), np.log(np.asarray(loss, dtype=np.float64))
     center, level = log_x.mean(), log_loss.mean()
     variation = float(((log_x - center) ** 2).sum())
     slope = float(((log_x - center) * (log_loss - level)).sum()) / variation
-    if slope == 0:
-        raise InputError(f"the loss is {loss[0]} at every size: use sizes with different losses")
+    require(slope != 0, "losses", list(loss), "use sizes with different losses")
     interval = spread = None
     if len(x) > 2:
         residual = log_loss - level - slope * (log_x - center)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+_TAILS = ((1 - 0.95) / 2, 1 - (1 - 0.95) / 2)  # of an interval of 95%
+
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Return `mean`, `min`, `max` and `std` of a sample.
@@ -87,10 +89,8 @@ def student_t_quantile(probability: float, degrees: int) -> float:
     return (low + high) / 2
 
 
-def bootstrap_pairs(
-    values: np.ndarray, *, confidence: float = 0.95, samples: int = 2_000, seed: int = 0
-) -> tuple[float, float] | None:
-    """Return an interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
+def bootstrap_pairs(values: np.ndarray, *, samples: int = 2_000) -> tuple[float, float] | None:
+    """Return a 95% interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
 
     Pairs that share a unit are not independent, so units are drawn with replacement, with all pairs among them.
 
@@ -103,19 +103,16 @@ def bootstrap_pairs(
     units = len(values)
     if units < 3:
         return None
-    times = np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float64)
+    times = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=samples).astype(np.float64)
     off = values * (1 - np.eye(units))
     pairs = times.sum(1) ** 2 - (times**2).sum(1)
     means = ((times @ off) * times).sum(1)[pairs > 0] / pairs[pairs > 0]
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(means, (tail, 1 - tail))
+    low, high = np.quantile(means, _TAILS)
     return float(low), float(high)
 
 
-def bootstrap_ratio(
-    numerators: np.ndarray, denominators: np.ndarray, *, confidence: float = 0.95, samples: int = 5_000, seed: int = 0
-) -> np.ndarray | None:
-    """Return the percentile bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979) by column.
+def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray | None:
+    """Return the 95% bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979) by column.
 
     Whole units, such as documents, are drawn with replacement, since similar values within a unit (the tokens of one
     document) are not independent.
@@ -129,14 +126,13 @@ def bootstrap_ratio(
     units = len(numerators)
     if units < 2:
         return None
-    generator = np.random.default_rng(seed)
-    ratios = []
+    generator = np.random.default_rng(0)
+    ratios, samples = [], 5_000
     for start in range(0, samples, chunk := max(1, 2_000_000 // units)):
         times = generator.multinomial(units, np.full(units, 1 / units), size=min(chunk, samples - start))
         below = times @ denominators
         ratios.append(np.divide(times @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0))
-    tail = (1 - confidence) / 2
-    return np.nanquantile(np.concatenate(ratios), (tail, 1 - tail), axis=0)
+    return np.nanquantile(np.concatenate(ratios), _TAILS, axis=0)
 
 
 def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:

@@ -29,8 +29,8 @@ from mentalese import provenance
 from mentalese.data.batch import to_device
 from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import InputError
+from mentalese.evaluation.answers import SplitResult
 from mentalese.evaluation.metric import ACCURACY, METRICS
-from mentalese.evaluation.split_result import SplitResult
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
 from mentalese.models.checkpoints import save_model, saved_about

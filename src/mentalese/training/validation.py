@@ -16,10 +16,9 @@ from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore
 from mentalese.data.tokenizers import decode
 from mentalese.errors import InputError
-from mentalese.evaluation.answers import ask
+from mentalese.evaluation.answers import SplitResult, ask
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.evaluation.questions import answer_limit, check_room
-from mentalese.evaluation.split_result import SplitResult
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import check_length, context_length
 from mentalese.models.saved import Saved
