@@ -33,9 +33,8 @@ from mentalese.compare.charts import (
     spread,
     stops,
 )
-from mentalese.compare.comparison import Row, paired_test
-from mentalese.compare.headline import headline, winner
-from mentalese.compare.report import contexts_note, ends_note, report, results, unfinished_note, write_report
+from mentalese.compare.comparison import Row, headline, paired_test, winner
+from mentalese.compare.report import contexts_note, ends_note, report, results, unfinished_note
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -185,14 +184,6 @@ def test_commits_and_machines_of_all_runs_are_told() -> None:
     text = Page(report(compared)).text
     assert "0123abc (family0/tiny, family2/tiny); 9876fed (family1/tiny)" in text
     assert "device cpu (family0/tiny, family2/tiny); device cuda (family1/tiny)" in text
-
-
-def test_a_page_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("old")
-    write_report(comparison(), path)
-    assert path.read_text().endswith("</html>\n")
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_the_headline_names_a_winner_only_if_the_seeds_show_one() -> None:
@@ -434,8 +425,7 @@ def test_wrong_answers_are_shown_first(tmp_path: Path) -> None:
     (tmp_path / "a b/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     compared["rows"][0]["answers"] = ["a b/answers.jsonl"]
     compared["rows"][1]["answers"] = ["gone/answers.jsonl"]
-    write_report(compared, tmp_path / "report.html")
-    page = Page((tmp_path / "report.html").read_text())
+    page = Page(report(compared, tmp_path))
     assert "family0/tiny: 29 of 30 wrong" in page.text
     assert [about["href"] for tag, about in page.elements if tag == "a"] == ["a%20b/answers.jsonl"]
     shown = page.text.partition("Answers")[2]

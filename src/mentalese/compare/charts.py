@@ -10,17 +10,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mentalese.formatting import by_next_token, round_numbers, short_count
+from mentalese.training.run_folder import RunResult
 
 HEIGHT = 260  # px of a plot
 LINE = 16  # px between two labels
 POINTS = 200  # maximum of a line
 STOPS = 120  # maximum of places at which the values of a chart are shown
 COLOURS = 6  # of the palette; further models reuse them with dashes, or as rings
+
+
+Readings = dict[str, Any]
+"""Values of a chart, or of a line of it, as its script reads them."""
 
 
 class Shape(NamedTuple):
@@ -65,7 +71,7 @@ class Chart:
     labels: list[Label]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
-    readings: dict[str, Any] = field(default_factory=dict)
+    readings: Readings = field(default_factory=dict)
     height: int = HEIGHT
 
     @property
@@ -160,7 +166,7 @@ class Curve:
         return [None if x < self.x[0] else measure.back(height) for x, height in zip(places, heights)]
 
 
-def curve(model: int, label: str, runs: list[dict[str, Any]], x: str, y: str) -> Curve:
+def curve(model: int, label: str, runs: list[RunResult], x: str, y: str) -> Curve:
     """Return `y` against `x` (fields of a result's `curve`), thinned by averaging to at most `POINTS` points.
 
     A loss is the next token's.
@@ -222,7 +228,6 @@ def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) 
             tip = f"{c.label}: {down.words(y)} at {across.words(x)}"
             shapes.append(Shape(f"dot m{c.model}", f"M{point}h0", tip))
     places = stops(curves)
-    values = [list(row) for row in zip(*(c.at(places, down) for c in curves))]
     return Chart(
         title,
         "; ".join(remarks),
@@ -233,23 +238,19 @@ def line_chart(title: str, curves: list[Curve], across: Measure, down: Measure) 
         down.ticks(at_y, low, high, HEIGHT),
         {
             "stops": [[round(at_x(x), 1), across.words(x)] for x in places],
-            "lines": _readings(places, values, curves, down, at_y),
+            "lines": _readings(places, curves, down, at_y),
         },
     )
 
 
 def _readings(
-    places: list[float],
-    values: list[list[float | None]],
-    curves: list[Curve],
-    down: Measure,
-    at_y: Callable[[float], float],
-) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = [
+    places: list[float], curves: list[Curve], down: Measure, at_y: Callable[[float], float]
+) -> list[Readings]:
+    lines: list[Readings] = [
         {"model": c.model, "name": c.label, "runs": sum(x <= c.x[-1] for x in places), "y": [], "place": [], "text": []}
         for c in curves
     ]
-    for row in values:
+    for row in zip(*(c.at(places, down) for c in curves)):
         heights = [at_y(value) for value in row if value is not None]
         placed = iter(zip(heights, spread(heights, LINE, HEIGHT)))
         for line, value in zip(lines, row):
@@ -348,17 +349,13 @@ def spread(places: Sequence[float], gap: float, height: float) -> list[float]:
     blocks: list[list[float]] = []
     for rank, i in enumerate(order):
         blocks.append([places[i] - rank * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) > _mean(blocks[-1]):
+        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    pooled = [_mean(block) for block in blocks for _ in block]
+    pooled = [fmean(block) for block in blocks for _ in block]
     result = [0.0] * len(places)
     for rank, i in enumerate(order):
         result[i] = min(max(pooled[rank], 0.0), height - (len(places) - 1) * gap) + rank * gap
     return result
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mentalese import provenance
-from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Matched, Row
+from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Row
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
-from mentalese.compare.report import write_report
+from mentalese.compare.report import report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
 from mentalese.evaluation import ablation
 from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.options import AblationOptions
-from mentalese.files import check_page, read_json, sealed, write_json
+from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.saved import load
 from mentalese.recipe import LENGTHS, Recipe
@@ -122,10 +122,9 @@ def compare(
         tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
     final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
-    matched = Matched(match)
+    matched: RunResult = {"by": match}
     if match in ("tokens", "flops"):
-        matched = Matched(match, statistics.median_low([result[match] for result in results[0]]))
-
+        matched["budget"] = statistics.median_low([result[match] for result in results[0]])
     comparison = Comparison(
         source=final_recipes[0].data.source,
         tokenizer=before_preparing(final_recipes[0].data).tokenizer,
@@ -140,7 +139,7 @@ def compare(
     content = comparison.to_json()
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", content)
-        write_report(content, out / "report.html")
+        write_text(out / "report.html", report(content, out))
     return content
 
 

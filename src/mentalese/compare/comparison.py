@@ -1,17 +1,17 @@
-"""A comparison: a row per recipe with its runs. `compare.json` is its JSON form."""
+"""A comparison: a row per recipe with its runs, and its result. `compare.json` is its JSON form."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mentalese import provenance
-from mentalese.evaluation.metric import PERPLEXITY, Metric, metric_of
+from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, Metric, metric_of
 from mentalese.evaluation.statistics import PairedTest, paired_t_test, summary
+from mentalese.formatting import scored_as
 from mentalese.training.run_folder import RunResult
 
 SEEDS_FOR_A_TEST = 3
@@ -47,8 +47,8 @@ class Row:
     paired_test: PairedTest | None = None
     commands: list[str | None] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
-    tuning: Mapping[str, Any] | None = None
-    ablation: Mapping[str, Any] | None = None
+    tuning: RunResult | None = None
+    ablation: RunResult | None = None
 
     @classmethod
     def of(cls, name: str, description: str, runs: list[RunResult]) -> Row:
@@ -88,10 +88,20 @@ class Row:
         return self.figures[name]["mean"]
 
     @property
-    def protocol(self) -> Mapping[str, Any]:
+    def protocol(self) -> RunResult:
         return self.runs[0]["test"]["protocol"]
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def estimator_label(self) -> str:
+        """The label after a perplexity that is not an exact likelihood."""
+        return "" if self.metric is ACCURACY else scored_as(self.protocol)
+
+    @property
+    def figure(self) -> str:
+        """The mean of the metric, with its unit and the label of its estimator."""
+        return self.metric.format(self.value) + self.estimator_label
+
+    def to_json(self) -> RunResult:
         optional = {name: getattr(self, name) for name in ("answers", "tuning", "ablation") if getattr(self, name)}
         return {
             "name": self.name,
@@ -107,7 +117,7 @@ class Row:
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Row:
+    def from_json(cls, row: RunResult) -> Row:
         test = row["paired_test"]
         return cls(
             figures={name: value for name, value in row.items() if isinstance(value, dict) and "mean" in value},
@@ -118,29 +128,19 @@ class Row:
         )
 
 
-@dataclass(frozen=True)
-class Matched:
-    """The cost that runs have in common: `by` parameters, tokens or FLOPs; `budget`: of tokens or FLOPs."""
-
-    by: str | None
-    budget: float | None = None
-
-    def to_json(self) -> dict[str, str | float | None]:
-        return {"by": self.by} if self.budget is None else {"by": self.by, "budget": self.budget}
-
-
 @dataclass
 class Comparison:
     """Recipes that were trained on the same text.
 
     Attributes:
+        match: the cost that runs have in common: `by` parameters, tokens or FLOPs, and the `budget` of the latter two.
         seeds: runs per recipe.
     """
 
     source: str
     tokenizer: str
     rows: list[Row]
-    match: Matched
+    match: RunResult
     seeds: int
     created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     command: str = field(default_factory=provenance.command)
@@ -154,18 +154,13 @@ class Comparison:
         """The runs of all rows."""
         return [run for row in self.rows for run in row.runs]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **{"version": 1, **vars(self)},
-            "match": self.match.to_json(),
-            "rows": [row.to_json() for row in self.rows],
-        }
+    def to_json(self) -> RunResult:
+        return {"version": 1, **vars(self), "rows": [row.to_json() for row in self.rows]}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Comparison:
-        facts = {name: content[name] for name in ("source", "tokenizer", "seeds", "created", "command")}
-        rows = [Row.from_json(row) for row in content["rows"]]
-        return cls(rows=rows, match=Matched(**content["match"]), **facts)
+    def from_json(cls, content: RunResult) -> Comparison:
+        facts = {name: content[name] for name in ("source", "tokenizer", "match", "seeds", "created", "command")}
+        return cls(rows=[Row.from_json(row) for row in content["rows"]], **facts)
 
 
 def paired_test(runs: Sequence[RunResult], reference: Sequence[RunResult]) -> PairedTest | None:
@@ -185,3 +180,44 @@ def scored_alike(runs: Sequence[RunResult]) -> bool:
     """Test if all runs were scored on as many tokens, or questions."""
     counted = metric_of(runs[0]["test"]).counted
     return len({run["test"][counted] for run in runs}) == 1
+
+
+def winner(rows: Sequence[Row]) -> Row | None:
+    """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
+    best, *others = rows[0].metric.ranked(rows, lambda row: row.value)
+    tests = [paired_test(best.runs, other.runs) for other in others]
+    # Means of perplexities may be in another order than those of their logarithms, which are tested.
+    ahead = [test is not None and test.conclusive and best.metric.better(test.difference, 0.0) for test in tests]
+    return best if all(ahead) else None
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Return the result in a sentence, which names a winner only if there is one."""
+    best, second, *_ = order = rows[0].metric.ranked(rows, lambda row: row.value)
+    last, names = order[-1], f"test {best.metric.name}"
+    if not scored_alike([run for row in rows for run in row.runs]):
+        return (
+            f"{len(rows)} models that were scored on different numbers of {best.metric.counted}, and so are not "
+            f"ranked: {names} from {best.figure} to {last.figure}."
+        )
+    test = paired_test(best.runs, second.runs)
+    if test is None:
+        number = {1: "One seed", 2: "Two seeds"}[len(best.runs)]
+        return (
+            f"{number} of each of {len(rows)} models: {names} from {best.figure} to {last.figure}. "
+            "Too few seeds to rank them."
+        )
+    if winner(rows) is None:
+        return f"No model is ahead in {names}: {best.name} has {best.figure}, {second.name} {second.figure}."
+    if best.metric is ACCURACY:
+        low, high = (f"{100 * value:.1f}" for value in test.interval)
+        gain = f"{100 * test.difference:.1f} points above {second.name} (95% {low} to {high}, "
+    else:
+        high, low = (f"{-math.expm1(value):.1%}" for value in test.interval)
+        gain = f"{-math.expm1(test.difference):.1%} below {second.name} (95% {low} to {high}, "
+    return f"{best.name} has the best {names}, {best.figure}, {gain}{significance(test.p, test.n)})."
+
+
+def significance(p: float, n: int) -> str:
+    """Return a p-value and the number of pairs, as they are printed."""
+    return f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}, n = {n}"

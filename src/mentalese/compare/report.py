@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from mentalese.compare.charts import (
@@ -26,12 +25,19 @@ from mentalese.compare.charts import (
     line_chart,
     scatter,
 )
-from mentalese.compare.comparison import FLOPS_TOLERANCE, Comparison, Row, scored_alike
-from mentalese.compare.headline import estimator_label, headline, significance, winner
+from mentalese.compare.comparison import (
+    FLOPS_TOLERANCE,
+    Comparison,
+    Row,
+    headline,
+    scored_alike,
+    significance,
+    winner,
+)
 from mentalese.compare.tuning import number_of
 from mentalese.data.files import read_json_lines
 from mentalese.evaluation import metric as metrics
-from mentalese.files import unsealed, write_text
+from mentalese.files import unsealed
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, render
 from mentalese.screen import print_table
@@ -57,34 +63,26 @@ class Cell:
     bar: float | None = None
 
     @property
-    def words(self) -> str:
-        """The text and its notes on one line."""
-        return " ".join((self.text, *self.notes))
-
-    @property
     def sortable(self) -> bool:
         return self.number is not None and math.isfinite(self.number)
 
 
-def print_comparison(comparison: dict[str, Any]) -> None:
+def print_comparison(comparison: RunResult) -> None:
     """Print the table on standard output."""
     compared = Comparison.from_json(comparison)
     rows = compared.rows
     cells = results(rows)
-    lines = [(row.name, *(cell.words for cell in line.values())) for row, line in zip(rows, cells)]
+    lines = [
+        (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
+    ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
     for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")
 
 
-def write_report(comparison: dict[str, Any], path: Path) -> None:
-    """Write the page of a comparison (the content of `compare.json`) to `path`, atomically."""
-    write_text(path, report(comparison, path.parent))
-
-
-def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
-    """Return the page as text; `folder`: of the comparison, whose runs have files with their answers."""
+def report(comparison: RunResult, folder: Path | None = None) -> str:
+    """Return the page of `compare.json` as text; `folder`: of the comparison, with files of answers."""
     compared = Comparison.from_json(comparison)
     rows = compared.rows
     names = short_names([row.name for row in rows])
@@ -104,7 +102,7 @@ def report(comparison: dict[str, Any], folder: Path | None = None) -> str:
         more_is_better=MORE_IS_BETTER,
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
-        inexact=[name + label for name, row in zip(names, rows) if (label := estimator_label(row))],
+        inexact=[name + label for name, row in zip(names, rows) if (label := row.estimator_label)],
         charts=charts,
         tuned=[row for row in rows if row.tuning],
         trials=_trials(rows),
@@ -129,18 +127,18 @@ def results(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     table = []
     for row in rows:
         value = row.value
-        style: dict[str, Any] = {"strong": row is best, "bar": value / full if math.isfinite(value) else None}
+        bar = value / full if math.isfinite(value) else None
         if metric is metrics.ACCURACY:
             cells = {
-                "test accuracy, %": Cell(_spread(row, metric.name, 1, 100), value, **style),
+                "test accuracy, %": Cell(_spread(row, metric.name, 1, 100), value, (), row is best, bar),
                 "points to baseline": _change(row, "{:+.1f}", "vs", 100),
             }
             further = {"F1, %": Cell(_spread(row, "f1", 1, 100), row.mean("f1"))}
         else:
-            perplexity = _spread(row, metric.name, 2 if value < 20 else 1) + estimator_label(row)
+            perplexity = _spread(row, metric.name, 2 if value < 20 else 1) + row.estimator_label
             bits = "bits_per_byte"
             cells = {
-                "test perplexity": Cell(perplexity, value, **style),
+                "test perplexity": Cell(perplexity, value, (), row is best, bar),
                 "ratio to baseline": _change(row, "{:.3f}", "of"),
             }
             further = {"bits/byte": Cell(_spread(row, bits, 3), row.mean(bits)) if bits in row.figures else Cell("-")}
@@ -224,9 +222,9 @@ def ends_note(rows: Sequence[Row]) -> str:
 
 def _missed(comparison: Comparison) -> float:
     """Return by which share runs miss the matched cost, if a step is a large part of a run; else 0."""
-    by, budget = comparison.match.by, comparison.match.budget
-    if by is None or budget is None:
+    if "budget" not in comparison.match:
         return 0.0
+    by, budget = comparison.match["by"], comparison.match["budget"]
     off = max(abs(run[by] / budget - 1) for run in comparison.runs)
     return off if off > FLOPS_TOLERANCE else 0.0
 
@@ -236,32 +234,23 @@ def _missed(comparison: Comparison) -> float:
 
 def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     """Return the scores of every tuned model's trials on the validation split, by settings."""
+
+    def order(values: tuple[str, ...]) -> list[tuple[float, str]]:
+        """Return a key that sorts numbers by size, before words."""
+        numbers = [number_of(text) for text in values]
+        return [(math.inf, text) if number is None else (number, "") for number, text in zip(numbers, values)]
+
     tuned = [(row, row.tuning) for row in rows if row.tuning]
     settings = {tuple(trial["settings"].values()) for _, tuning in tuned for trial in tuning["trials"]}
     table = []
     for row, tuning in tuned:
-        reached = {tuple(trial["settings"].values()): trial for trial in tuning["trials"]}
-        best = tuple(tuning["chosen"].values())
-        in_order = sorted(settings, key=_order)
-        table.append({", ".join(one): _trial(row, reached.get(one), strong=one == best) for one in in_order})
+        cells = dict.fromkeys(sorted(settings, key=order), Cell("–"))
+        for trial in tuning["trials"]:
+            value, strong = trial["value"], trial["settings"] == tuning["chosen"]
+            text = "loss not finite" if value is None else row.metric.format(value)
+            cells[tuple(trial["settings"].values())] = Cell(text + " +" * trial["extended"], value, strong=strong)
+        table.append({", ".join(values): cell for values, cell in cells.items()})
     return table
-
-
-def _order(values: tuple[str, ...]) -> list[tuple[float, str]]:
-    """Return a key that sorts numbers by size, before words."""
-    numbers = [number_of(text) for text in values]
-    return [(math.inf, text) if number is None else (number, "") for number, text in zip(numbers, values)]
-
-
-def _trial(row: Row, trial: dict[str, Any] | None, *, strong: bool) -> Cell:
-    if trial is None:
-        return Cell("–")
-    value = trial["value"]
-    if value is None:
-        text = "loss not finite"
-    else:
-        text = row.metric.format(value)
-    return Cell(text + " +" * trial["extended"], value, strong=strong)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -272,10 +261,12 @@ def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Chart]:
     metric, runs = rows[0].metric, [run for row in rows for run in row.runs]
     quality = ACCURACY if metric is metrics.ACCURACY else PERPLEXITY
     charts = {}
+    peak = max(run.get("peak_memory_bytes", 0) for run in runs)
+    memory = ("GiB", 2**30) if peak >= 2**30 else ("MiB", 2**20)
     for key, title, measure in (
         ("flops", "training FLOPs", counted("FLOPs", logarithmic=True)),
         ("seconds", "training time", _clock((run["seconds"] for run in runs), logarithmic=True)),
-        ("peak_memory_bytes", "peak memory", _memory(runs)),
+        ("peak_memory_bytes", "peak memory", counted(*memory, logarithmic=True)),
         ("parameters", "parameters", counted("parameters without embeddings", logarithmic=True)),
     ):
         points = []
@@ -283,7 +274,7 @@ def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Chart]:
             seeds = [(_cost(run, key), run["test"][metric.name]) for run in row.runs]
             if all(math.isfinite(value) for _, value in seeds):
                 mean = statistics.fmean(cost for cost, _ in seeds)
-                points.append(Point(i, names[i], mean, row.value, seeds, "*" if estimator_label(row) else ""))
+                points.append(Point(i, names[i], mean, row.value, seeds, "*" if row.estimator_label else ""))
         if points and all(_cost(run, key) > 0 for run in runs):
             charts[key] = scatter(
                 f"Test {metric.name} by {title}", points, measure, quality, best_is_low=not metric.larger_is_better
@@ -300,13 +291,6 @@ def _clock(seconds: Iterable[float], *, logarithmic: bool = False) -> Measure:
     most = max(seconds, default=0)
     unit, size = ("hours", 3600) if most > 3 * 3600 else ("minutes", 60) if most > 300 else ("seconds", 1)
     return counted(unit, size, logarithmic=logarithmic)
-
-
-def _memory(runs: Sequence[RunResult]) -> Measure:
-    """Return a unit of memory for the peaks of runs."""
-    most = max(run.get("peak_memory_bytes", 0) for run in runs)
-    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
-    return counted(unit, size, logarithmic=True)
 
 
 def _curves(rows: Sequence[Row], names: Sequence[str]) -> list[Chart]:
@@ -337,7 +321,7 @@ class Answers:
     """The answers of a model's first seed, the wrong ones first; `links` to the files of all seeds, by their names."""
 
     model: str
-    lines: list[dict[str, Any]]
+    lines: list[RunResult]
     links: dict[str, str]
 
     @property
@@ -354,7 +338,7 @@ def _answers(rows: Sequence[Row], folder: Path) -> list[Answers]:
     return parts
 
 
-def read_answers(path: Path) -> list[dict[str, Any]]:
+def read_answers(path: Path) -> list[RunResult]:
     """Return the lines of an `answers.jsonl`; raises `InputError` for one that has changed since it was written."""
     return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
 
@@ -379,7 +363,7 @@ def _protocol(rows: Sequence[Row]) -> dict[str, list[str]]:
     return parts
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
     return "none" if value is None else str(value)

@@ -5,14 +5,15 @@ Each task has a file; docs/tasks.md lists them all. This package does not import
 
 from __future__ import annotations
 
-from mentalese.errors import InputError, nearest
-from mentalese.suite.tasks.base import Levels, Task, with_options
+from mentalese.errors import nearest, require
+from mentalese.suite.tasks.base import Levels, Task
 from mentalese.suite.tasks.composition import Composition
 from mentalese.suite.tasks.expressions import Expressions
 from mentalese.suite.tasks.phrases import Phrases
 from mentalese.suite.tasks.reachability import Reachability
 from mentalese.suite.tasks.recall import Recall
 from mentalese.suite.tasks.topics import Topics
+from mentalese.values import checked
 
 __all__ = ["TASKS", "Levels", "Task", "task"]
 
@@ -22,14 +23,16 @@ TASKS: dict[str, type[Task]] = {
 
 
 def task(spec: str) -> Task:
-    """Return a task by its name, with its options if there are any: `topics`, `recall:distance=8,keys=16`.
+    """Return a task by its name, with options if there are any: `topics`, `recall:distance=8,keys=16`, `..:hops=3-4`.
 
     Raises:
         InputError: no such task or option, or a value that an option cannot have.
     """
     name, colon, options = spec.partition(":")
-    if name not in TASKS:
-        raise InputError(f"the task is {name!r}: use one of {', '.join(TASKS)}{nearest(name, TASKS)}")
-    if colon and not options:
-        raise InputError(f"the task is {spec!r}: name options after the colon, or remove it")
-    return with_options(TASKS[name], options)
+    require(name in TASKS, "task", name, f"use one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    where = f"builtin:{name}"
+    pairs = [option.partition("=") for option in options.split(",")] if colon else []
+    values = {option.strip(): value.strip() for option, _, value in pairs}
+    require(len(values) == len(pairs), where, options, "set each option once")
+    task_type: type[Task] = TASKS[name]
+    return checked(where, task_type, values, parse=True)

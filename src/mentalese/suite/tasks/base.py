@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from mentalese.data.documents import Document, Kind
 from mentalese.errors import require
-from mentalese.values import Integer, checked, checked_dataclass
+from mentalese.values import Integer, checked_dataclass
 
 HELD_OUT = {"validation": 500, "test": 1000}
 """Documents of the splits that are not trained on."""
@@ -203,15 +203,3 @@ def _number(key: str) -> int:
 def syllables(count: int) -> tuple[str, ...]:
     """Return made-up words of two letters, `ba` to `zu`; at most 100."""
     return tuple(c + v for c in "bcdfghjklmnprstvwxyz" for v in "aeiou")[:count]
-
-
-def with_options(task: type[Task], options: str) -> Task:
-    """Return the task with options as they are written in a source: `distance=8,keys=16`, a range as `hops=3-4`.
-
-    Raises:
-        InputError: no such option, one that is written twice, or a value that it cannot have.
-    """
-    pairs = [option.partition("=") for option in options.split(",")] if options else []
-    values = {name.strip(): value.strip() for name, _, value in pairs}
-    require(len(values) == len(pairs), f"builtin:{task.name}", options, "set each option once")
-    return checked(f"builtin:{task.name}", task, values, parse=True)

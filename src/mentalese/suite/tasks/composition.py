@@ -1,28 +1,16 @@
-"""`builtin:composition`: the product of permutations, one after the other.
+"""`builtin:composition`: the product of permutations, one after the other (docs/tasks.md).
 
 A question is a sequence of permutations of n things, each written as what it makes of `abc` (or `abcde`), all equally
 likely. The answer is what they make of it together: in `cab`, the third thing comes first. The steps are the running
-product after each permutation. A document of length 3:
-
-    bac cab acb =
-    bac
-    cba
-    cab
-    ### cab
-
-With `steps=0` documents have no steps, for models that read text and are to compute before they answer: after a product
-that is written, the next one is a single look-up.
-
-Solved by: serial computation. Products in S5 are beyond what any constant depth can do at all lengths (Barrington's
-theorem; Merrill, Petty and Sabharwal, "The Illusion of State in State-Space Models", 2024), those in S3 are not.
+product. Products in S5 are beyond any constant depth at all lengths (Barrington's theorem; Merrill, Petty and
+Sabharwal, "The Illusion of State in State-Space Models", 2024), those in S3 are not.
 
     optimum  100%
     floor    what counting finds, the sign of the product: 2 / n!, as both signs are equally likely and so is every
              product of a sign
     chance   majority: 1 / n!, as every product is equally likely
 
-L layers can do more than the floor on short sequences: results are to be reported by length (`group`). No sequence
-occurs in two splits. `length=9-16` is beyond the trained length.
+L layers can do more than the floor on short sequences: results are to be reported by length (`group`).
 """
 
 from __future__ import annotations

@@ -1,25 +1,13 @@
 """`builtin:expressions`: arithmetic modulo 10 in nested brackets, where each bracket needs the one inside it.
 
 An expression of depth k is a bracket of two parts and `+`, `-` or `*` between them: one part, on either side, has depth
-k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit. (Without `*` brackets would only set
-signs, and a count of digits would do.) A document of depth 2, its steps the value at the end of each bracket:
-
-    ( 4 - ( 7 * 8 ) )
-    7 * 8 = 6
-    4 - 6 = 8
-    ### 8
-
-With `steps=0` documents have no steps, for models that read text and are to compute before they answer: a step that is
-written is one that the model can look up.
-
-Solved by: as much computation as there are brackets inside each other, at few tokens.
+k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit. The steps are the value at the end of each
+bracket (docs/tasks.md).
 
     optimum  100%
     floor    the best guess of a reader who sees only the outermost bracket: its operation, its digits, and the depths
              of its parts; exact, by the distribution of values at each depth, for the test documents' depths
     chance   majority: the best constant answer, by the same distributions
-
-No expression occurs in two splits. `depth=5-6` is beyond the trained depth; results can be reported by depth (`group`).
 """
 
 from __future__ import annotations

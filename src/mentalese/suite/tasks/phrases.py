@@ -1,19 +1,15 @@
 """`builtin:phrases`: to predict well is to predict concepts, each of which can be written in several ways.
 
 A Markov chain walks through hidden concepts. Each concept is written as one of several phrases of k words, drawn at
-random; all phrases differ, though their words occur in many. Four concepts of a document, of 4 words each:
-
-     ma pa pu lo  be wi ti ku  de ju di fu  wo ti bo ci   (without the wider spaces)
-
-Solved by: finding the concept of the last phrase, whatever its words, and the concepts that follow it.
+random; all phrases differ, though their words occur in many (docs/tasks.md).
 
     optimum  the exact forward algorithm over concepts and phrases: -log p(x_1 .. x_L) / L
     floor    the exact n-gram of order `order`: the same with only the `order` - 1 words before the predicted one
              visible, and its place known
     chance   log(words)
 
-The chain and the phrases depend only on `seed`, `concepts`, `phrases`, `tokens` and `words`: longer documents
-(`length=64`) are written in the same language.
+The chain and the phrases depend only on `seed`, `concepts`, `phrases`, `tokens` and `words`: longer documents are
+written in the same language.
 """
 
 from __future__ import annotations

@@ -1,40 +1,19 @@
-"""`builtin:reachability`: questions like ProsQA's that a look at the neighbourhood does not answer, only search.
+"""`builtin:reachability`: questions like ProsQA's that a look at the neighbourhood does not answer (docs/tasks.md).
 
 A directed graph without cycles, a person (root), and two candidates, of which only one can be reached from the root, in
-h steps. The other one is reached from another person, in as many steps. The graph is its own mirror image: if the two
-people change places, and with them the candidates and all that lies between, it stays as it is. So both candidates are
-named as often, have as many ancestors at each distance, with as many edges each, and so on; nothing but a chain of
-facts from the root to the candidate tells them apart. A document, its steps the edges of one of the shortest paths
-(h = 3, most facts left out):
-
-    Every lempus is a gerpus. Bob is a lempus. .. Every gerpus is a yumpus. Is Bob a yumpus or sterpus?
-    Bob is a lempus.
-    Every lempus is a gerpus.
-    Every gerpus is a yumpus.
-    ### Bob is a yumpus.
-
-Which edge a path begins with cannot be known without a search, so such steps are as hard as the question. With
-`steps=frontier` they are the search itself: step k has all edges out of what lies k - 1 steps from the person, in
-random order.
-
-    Bob is a lempus. Bob is a dumpus.
-    Every lempus is a gerpus. Every dumpus is a jelpus. Every lempus is a jelpus.
-    Every gerpus is a yumpus.
-    ### Bob is a yumpus.
+h steps; the other one is reached from another person, in as many. The graph is its own mirror image: if the two people
+change places, and with them the candidates and all that lies between, it stays as it is. So nothing but a chain of
+facts from the root to the candidate tells them apart. Steps are one of the shortest paths, or with `steps=frontier`
+the search: step k has all edges out of what lies k - 1 steps from the person.
 
 Graphs grow from the two paths. Other nodes get about `PARENTS` parents among those of one side, or of all, and so do
 their mirror images; some are their own, and at least one of these lies below both people. Nodes of the paths get
 further parents at the same distance, or such as neither of the two reaches. The candidates lead nowhere.
 
-Solved by: search of h steps, from the root, from the candidates, or from both until they meet.
-
     optimum  100%
     floor    the best local rule (`RULES`: at most two steps from one side, or one from both), as found on 2,000
              training documents, on the test documents; or a coin, where that is better
     chance   50%
-
-No two candidates are asked about together in two splits. Fresh graphs are free: with a larger `count` no edge order is
-read twice. `hops=7-8,nodes=32` is beyond the trained distance; results can be reported by distance (`group`).
 """
 
 from __future__ import annotations

@@ -1,28 +1,16 @@
-"""`builtin:recall`: the value that a key was bound to, some sentences ago.
+"""`builtin:recall`: the value that a key was bound to, some sentences ago (docs/tasks.md).
 
 First come sentences that bind keys to values, then irrelevant sentences, then a question for each key, in another
-order, with its answer. Two keys, three sentences between (`keys=2,distance=4`):
-
-     dark cub owns bowl . bad duck owns boot . the rain fell hard . the night was short . the road was long .
-     bad duck ? boot . dark cub ? bowl .
-
-Keys are two words, so that there are new ones to ask for: those of validation and test never occur in training, though
-their words do. With `key_words=1` a key is one word after an article (`the cub owns bowl .`), which a small model
-learns sooner; all splits then have the same keys, and which value a key has is new in every document.
-
-Every sentence has five words. Between a binding and its question are at least `distance` - 1 sentences and at most
-`distance` + 2 `keys` - 3. Documents are text, as models of sentences (Thought Gestalt), of windows (Latent Thought
-Models) and of running text (GPT-2) all read text; what is scored is the value in each question, a single token
-(`answers`). The rest of a document is random or trivial.
-
-Solved by: a memory that reaches over `distance` sentences and is addressed by content.
+order, with its answer. Between a binding and its question are at least `distance` - 1 sentences and at most
+`distance` + 2 `keys` - 3. What is scored is the value in each question, a single token (`answers`).
 
     optimum  100%: a reader with a dictionary, run on the test documents
     floor    the best guess of a reader who sees only the `window` sentences before the question: right if the binding
              is among them, else 1 / `values`, as values are independent and uniform
     chance   1 / `values`
 
-The words are always the same: `distance=32` asks a trained model beyond its distance.
+Keys of two words in validation and test never occur in training; with `key_words=1` (`the cub owns bowl .`), which a
+small model learns sooner, all splits have the same keys.
 """
 
 from __future__ import annotations

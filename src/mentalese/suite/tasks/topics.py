@@ -1,19 +1,13 @@
-"""`builtin:topics`: the topic of a document must be inferred from all previous symbols.
+"""`builtin:topics`: the topic of a document must be inferred from all previous symbols (docs/tasks.md).
 
 Each of K hidden tables is a distribution over symbols (`table=unigram`), or one for each symbol before (`bigram`, a
-Markov chain whose first symbol is uniform). A document takes a table at random and draws all its symbols from it:
-
-     wa po vu nu ja da ta ku  (8 of 64 symbols)
-
-Solved by: the posterior over the tables, which sharpens with every symbol.
+Markov chain whose first symbol is uniform). A document takes a table at random and draws all its symbols from it.
 
     optimum  the exact posterior predictive: -log p(x_1 .. x_L) / L, p(x) = 1/K sum_k prod_t p_k(x_t | x_{t-1})
     floor    the same with only the `window` symbols before the predicted one visible, and its place known
     chance   log(symbols)
 
-A model of several windowed layers sees more than its window: compare with a `window` of its receptive field.
-The tables depend only on `seed`, `topics`, `symbols`, `table` and `spread`: documents of another length, such as longer
-ones (`length=256`), have the same topics.
+The tables depend only on `seed`, `topics`, `symbols`, `table` and `spread`, so longer documents have the same topics.
 """
 
 from __future__ import annotations
