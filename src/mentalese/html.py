@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from mentalese.formatting import method_name, score_text, scored_as, share_text, short_count, time_text
@@ -42,6 +42,13 @@ def render(template: str, *, script: str = "", data: object = None, **values: ob
 def page(title: str, *, style: str, body: str, script: str = "", data: object = None) -> str:
     """Return a page whose style sheet and body are written by hand; see `render`."""
     return render("page.html.j2", script=script, data=data, title=title, style=Markup(style), body=Markup(body))
+
+
+def markdown(template: str, *, filters: Mapping[str, Callable[[Any], str]], **values: object) -> str:
+    """Return a document of a template, whose variables are Markdown; `cell` makes one of them a table's cell."""
+    engine = _engine().overlay(autoescape=False, undefined=Undefined)
+    engine.filters = engine.filters | {"cell": lambda text: text.replace("|", "\\|")} | dict(filters)
+    return engine.get_template(template).render(values)
 
 
 @cache
