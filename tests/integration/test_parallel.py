@@ -35,7 +35,7 @@ from mentalese.registry import recipes
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.parallel import (
     Parallel,
-    _Filler,
+    _filler,
     _tensors,
     clip_and_scale,
     full_state_dict,
@@ -411,7 +411,7 @@ def test_a_filled_model_is_the_one_that_it_was_filled_with(name: str, tokenizer:
         model, _ = start_model(get_recipe(name), tokenizer, weights=False)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        fill = _Filler(model, whole, ALONE)  # type: ignore[arg-type]
+        fill = _filler(model, whole, ALONE.device)  # type: ignore[arg-type]
         fill(model)  # type: ignore[arg-type]
     finally:
         dist.destroy_process_group()

@@ -384,7 +384,7 @@ class Run:
             self._stop(stop.signum)
 
     def _validated(self) -> None:
-        state, metric, layout = self.state, self.validation.metric, self.validation.layout_at(self.state.step)
+        state, metric, layout = self.state, self.validation.metric, self.plan.layout_after(self.state.step)
         # Every rank scores the whole split: sharded parameters need all ranks, and rank 0's result decides for all.
         with self.autocast():
             saved = self.validation.saved(self.model, layout)
@@ -441,7 +441,7 @@ class Run:
             if weights is not None:
                 model = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
                 model.load_state_dict(weights)
-            layout = self.validation.layout_at(self.state.step)
+            layout = self.plan.layout_after(self.state.step)
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -163,23 +164,23 @@ def wrap(
         return together
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
     model = step.model
-    fill = _Filler(model, whole, parallel)
+    fill = _filler(model, whole, parallel.device)
     for block in _blocks(model) if model.shard_blocks else []:
         fill(block)
         fully_shard(block, mesh=mesh)
     fill(model)
-    fully_shard(model, mesh=mesh)
+    sharded = fully_shard(model, mesh=mesh)
     for name in ("training_loss", "nll_parts"):
         register_fsdp_forward_method(model, name)
         if model.inner_gradients:
-            setattr(model, name, _gathered(model, getattr(model, name)))
+            setattr(model, name, _gathered(sharded, getattr(model, name)))
     return step
 
 
-def _gathered(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+def _gathered(model: FSDPModule, method: Callable[P, T]) -> Callable[P, T]:
     """Return the method without resharding: an inner backward pass keeps the parameters for the surrounding pass."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         model.set_reshard_after_backward(False)
         try:
             return method(*args, **kwargs)
@@ -189,40 +190,38 @@ def _gathered(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Filler:
-    """A function that gives a model on the meta device memory and rank 0's values; tied weights stay tied."""
+def _filler(model: nn.Module, whole: nn.Module | None, device: torch.device) -> Callable[[nn.Module], None]:
+    """Return a function that gives a module of a model on the meta device memory and rank 0's values; collective.
 
-    def __init__(self, model: nn.Module, whole: nn.Module | None, parallel: Parallel) -> None:
-        self.parallel = parallel
-        self.empty = {id(tensor): (name, tensor) for name, tensor in _tensors(model) if tensor.is_meta}
-        self.values = {} if whole is None else dict(_tensors(whole))
-        self.filled: dict[int, Tensor] = {}
+    Tied weights stay tied.
+    """
+    empty = {id(tensor): (name, tensor) for name, tensor in _tensors(model) if tensor.is_meta}
+    values = {} if whole is None else dict(_tensors(whole))
+    filled: dict[int, Tensor] = {}
 
     @torch.no_grad()
-    def __call__(self, module: nn.Module) -> None:
-        """Fill tensors of the module that are still empty; collective."""
+    def fill(module: nn.Module) -> None:
         for part in module.modules():
-            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-            for tensors in tables:
-                for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) in self.empty:
-                        tensors[name] = self._filled(tensor)
+            for name, tensor in [
+                (name, tensor) for name, tensor in _tensors(part, recurse=False) if id(tensor) in empty
+            ]:
+                key = id(tensor)
+                if key not in filled:
+                    filled[key] = torch.empty_like(tensor, device=device)
+                    if values:
+                        filled[key].copy_(values[empty[key][0]])
+                    dist.broadcast(filled[key], src=0)
+                    if isinstance(tensor, nn.Parameter):
+                        filled[key] = nn.Parameter(filled[key], requires_grad=tensor.requires_grad)
+                setattr(part, name, filled[key])
 
-    def _filled(self, empty: Tensor) -> Tensor:
-        if id(empty) not in self.filled:
-            value = torch.empty(empty.shape, dtype=empty.dtype, device=self.parallel.device)
-            if self.parallel.is_main:
-                value.copy_(self.values[self.empty[id(empty)][0]])
-            dist.broadcast(value, src=0)
-            trained = isinstance(empty, nn.Parameter)
-            self.filled[id(empty)] = nn.Parameter(value, requires_grad=empty.requires_grad) if trained else value
-        return self.filled[id(empty)]
+    return fill
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors(model: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and all buffers, including buffers that are not saved; tied ones under each of their names."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    yield from model.named_parameters(recurse=recurse, remove_duplicate=False)
+    yield from model.named_buffers(recurse=recurse, remove_duplicate=False)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

@@ -136,6 +136,10 @@ class Plan:
         """Return the layout at a step."""
         return self._layout_of(self._epoch_of(step))
 
+    def layout_after(self, step: int) -> Layout:
+        """Return the layout after a step: questions as training last read them, text always in the same way."""
+        return self.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
+
     def text_read(self) -> dict[str, int]:
         """Return the numbers of tokens and documents that the run trains on, and of all documents.
 

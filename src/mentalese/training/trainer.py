@@ -126,8 +126,8 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         if not self.args.should_save:
             return
         step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
-        layout = self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
-        about = {"recipe": dataclasses.replace(self.recipe, layout=layout).to_dict(), "step": step}
+        recipe = dataclasses.replace(self.recipe, layout=self.plan.layout_after(step))
+        about = {"recipe": recipe.to_dict(), "step": step}
         reading_tokenizer(self.processing_class, self.model, about).save_pretrained(folder)
         write_about(folder, self.processing_class, about)
 

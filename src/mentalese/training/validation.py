@@ -42,22 +42,15 @@ class Validation:
 
     Attributes:
         metric: the metric by which the best model is chosen.
+        asks: questions are answered.
     """
 
     def __init__(self, plan: Plan, store: TokenStore, out: Path) -> None:
         self.plan, self.store, self.out = plan, store, out
         self.recipe, self.tokenizer = plan.recipe, plan.tokenizer
         self.metric = METRICS[self.recipe.evaluation.metric]
+        self.asks = self.metric is ACCURACY
         self._limits: dict[Layout, int] = {}
-
-    @property
-    def asks(self) -> bool:
-        """True if questions are answered."""
-        return self.metric is ACCURACY
-
-    def layout_at(self, step: int) -> Layout:
-        """Return the layout after a step: questions as training last read them, text always in the same way."""
-        return self.plan.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
     def saved(self, model: LanguageModel, layout: Layout) -> Saved:
         """Return the model in training as one that is read with this layout."""
@@ -102,13 +95,11 @@ class Validation:
         for layout in self.layouts():
             saved = self.saved(model, layout)
             _ = saved.estimator  # raises
-            test = dataclasses.replace(saved, evaluation=saved.evaluation.of_test())
-            evaluation_batches(self.store.splits["validation"], layout, saved.evaluation, self.tokenizer)
-            evaluation_batches(self.store.splits["test"], layout, test.evaluation, self.tokenizer)
-            if self.asks:
-                least = {"answer_tokens": self.recipe.evaluation.answer_tokens}
-                check_room(saved.scored_by(**least), self.store.splits["validation"])
-                check_room(test.scored_by(**least), self.store.splits["test"])
+            for split, evaluation in (("validation", saved.evaluation), ("test", saved.evaluation.of_test())):
+                evaluation_batches(self.store.splits[split], layout, evaluation, self.tokenizer)
+                if self.asks:
+                    least = dataclasses.replace(evaluation, answer_tokens=self.recipe.evaluation.answer_tokens)
+                    check_room(dataclasses.replace(saved, evaluation=least), self.store.splits[split])
         limit, longest = self.recipe.evaluation.answer_tokens, max(self._limits.values(), default=0)
         if show and longest > limit:
             print(
@@ -123,32 +114,29 @@ class Validation:
 
     def sample_prompts(self, model: LanguageModel) -> tuple[list[str], int]:
         """Return the prompts of the samples of `result.json`, and their length; refused before training."""
-        recipe = self.recipe
+        recipe, evaluation = self.recipe, self.recipe.evaluation
         context = context_length(model.config) or math.inf
-        check_length(model.config, "evaluation.sample_tokens", recipe.evaluation.sample_tokens)
-
-        def lengths(prompts: list[str]) -> list[int]:
-            """Return the number of tokens of each prompt in the layout that adds most to it."""
-            encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self.layouts()]
-            return torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
-
-        prompts = list(recipe.evaluation.sample_prompts)
-        taken = lengths(prompts) if prompts else []
-        if prompts and max(taken) >= context:
-            raise InputError(
-                f"evaluation.sample_prompts has a prompt of {max(taken)} tokens: the model's context is "
-                f"{context}, use shorter ones"
-            )
+        check_length(model.config, "evaluation.sample_tokens", evaluation.sample_tokens)
+        prompts = list(evaluation.sample_prompts)
         if not prompts:
             prompts = openings(self.store, self.tokenizer, TRIED, questions=recipe.layout.questions)
-            fitting = [pair for pair in zip(prompts, lengths(prompts)) if pair[1] < context][:SAMPLES]
-            prompts, taken = [prompt for prompt, _ in fitting], [length for _, length in fitting]
-        if not prompts:
+        encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self.layouts()]
+        lengths = torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
+        if evaluation.sample_prompts and max(lengths) >= context:
+            raise InputError(
+                f"evaluation.sample_prompts has a prompt of {max(lengths)} tokens: the model's context is {context}, "
+                "use shorter ones"
+            )
+        fitting = [pair for pair in zip(prompts, lengths) if pair[1] < context]
+        if not fitting:
             raise InputError(
                 f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
                 f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
             )
-        return prompts, int(min(recipe.evaluation.sample_tokens, context - max(taken)))
+        if not evaluation.sample_prompts:
+            fitting = fitting[:SAMPLES]
+        longest = max(length for _, length in fitting)
+        return [prompt for prompt, _ in fitting], int(min(evaluation.sample_tokens, context - longest))
 
 
 def openings(
