@@ -44,7 +44,7 @@ def page(title: str, *, style: str, body: str, script: str = "", data: object = 
     return render("page.html.j2", script=script, data=data, title=title, style=Markup(style), body=Markup(body))
 
 
-def markdown(template: str, *, filters: Mapping[str, Callable[[Any], str]], **values: object) -> str:
+def markdown(template: str, *, filters: Mapping[str, Callable[..., str]], **values: object) -> str:
     """Return a document of a template, whose variables are Markdown; `cell` makes one of them a table's cell."""
     engine = _engine().overlay(autoescape=False, undefined=Undefined)
     engine.filters = engine.filters | {"cell": lambda text: text.replace("|", "\\|")} | dict(filters)
