@@ -51,7 +51,13 @@ def score(title: str, values: list[float | None], unit: str = "nats", diverging:
 
 
 def curve(title: str, x: str, values: list[float], unit: str = "nats") -> dict[str, Any]:
-    return {"title": title, "x": x, "unit": unit, "about": f"{title[0].upper()}{title[1:]} by {x}.", "values": values}
+    return {
+        "title": title,
+        "along": x,
+        "unit": unit,
+        "about": f"{title[0].upper()}{title[1:]} by {x}.",
+        "values": values,
+    }
 
 
 def thought(start: int, end: int, label: str = "", **fields: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ NOT_RUN = ["pip install . ./models", "make demo", "make test"]
 # Imports take most of a command's time: one process has them done, and each command is a fork of it.
 SERVER = """
 import json, os, signal, socket, sys
-import torch, transformers, mentalese.api, mentalese.compare.compare, mentalese.training.loop, mentalese.viewer.think
+import torch, transformers, mentalese.api, mentalese.compare.compare, mentalese.training.loop, mentalese.viewer.page
 from mentalese.cli import main
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -77,7 +77,7 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
         assert score["title"]
         assert score["about"]
     for curve in drawn["curves"].values():
-        assert curve["x"] in ("layer", "pass", "step", "chunk", "stream")
+        assert curve["along"] in ("layer", "pass", "step", "chunk", "stream")
         assert curve["about"]
     for thought in drawn["thoughts"]:
         assert 0 <= thought["start"] < thought["end"] <= length

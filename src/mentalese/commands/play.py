@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Annotated
+
+from pydantic import Field
 
 from mentalese.commands.options import ModelPath
 from mentalese.errors import InputError
 from mentalese.install import install_command
-from mentalese.values import NonNegative, checked_dataclass
+from mentalese.values import Positive, checked_dataclass
 
 
 @checked_dataclass("")
@@ -21,7 +24,7 @@ class Options:
     """
 
     model: ModelPath
-    port: NonNegative = 7860
+    port: Annotated[Positive, Field(le=65535)] = 7860
     host: str = "127.0.0.1"
 
 

@@ -27,7 +27,7 @@ from mentalese.suite.demo_models import DEMO, Shown
 from mentalese.suite.judge import levels_of, scored_nats
 from mentalese.suite.tasks import task
 from mentalese.suite.tasks.recall import Recall
-from mentalese.viewer.think import think_page
+from mentalese.viewer.page import think_page
 
 CONTROLS: dict[str, str | None] = {"own thoughts": None, "no thoughts": "removed", "another text's": "swapped"}
 EXAMPLES = 6

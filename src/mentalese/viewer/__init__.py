@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from mentalese.viewer.page import think_page
 from mentalese.viewer.payload import payload
-from mentalese.viewer.think import think_page
 
 __all__ = ["payload", "think_page"]

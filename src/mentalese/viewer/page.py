@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from mentalese import html
+from mentalese.errors import InputError
+from mentalese.formatting import model_names
+from mentalese.models.base import count_parameters
+from mentalese.models.saved import Saved
 from mentalese.models.trace import ThoughtTrace
-from mentalese.viewer.payload import payload as drawn
+from mentalese.viewer.payload import payload
 
 _LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
 _HERE = Path(__file__).parent
@@ -20,8 +25,8 @@ _BODY = """<main></main>
 network requests.</p></main></noscript>"""
 
 
-def page(payload: dict[str, Any]) -> str:
-    """Return the page of a `payload`: self-contained, no network, light and dark.
+def page(content: Mapping[str, Any]) -> str:
+    """Return the page of a result of `payload`: self-contained, no network, light and dark.
 
     Raises:
         ValueError: a number in it is NaN or infinite.
@@ -29,13 +34,53 @@ def page(payload: dict[str, Any]) -> str:
     style = (_HERE / "page.css").read_text(encoding="utf-8")
     parts = "".join((_HERE / "script" / f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPT)
     script = f'"use strict";\n{{\n{parts}}}'  # in a block: nothing of it is global
-    return html.page(payload["title"], style=style, body=_BODY, script=script, data=payload)
+    return html.page(content["title"], style=style, body=_BODY, script=script, data=content)
 
 
 def notebook_page(trace: ThoughtTrace) -> str:
     """Return the page of a trace in a frame; a table if it is too long for a page, or its tokens have no text."""
     if not trace.tokens or len(trace.tokens) > _LONGEST_PAGE:
         return trace.to_pandas()._repr_html_()
-    inside = escape(page(drawn([trace])), quote=True)
+    inside = escape(page(payload([trace])), quote=True)
     style = "width: 100%; height: 48rem; border: 0"
     return f'<iframe sandbox="allow-scripts allow-downloads" style="{style}" srcdoc="{inside}"></iframe>'
+
+
+def think_page(
+    saved: Saved,
+    text: str,
+    *,
+    against: Saved | None = None,
+    answer: str | None = None,
+    command: str = "",
+    **options: Any,
+) -> str:
+    """Return the page of a model's thoughts about a text, next to another model's thoughts.
+
+    Args:
+        against: another model, which reads the text without `options`; or the same one under a `thought_control`, with
+            them.
+        answer: the right answer, if the text is a question: the page shows if the model's own is right.
+        command: the command that made the page, shown on it.
+        options: options of `Saved.think`.
+
+    Raises:
+        InputError: `Saved.think` raises it; the message names the model. Or there is an `answer` without a question.
+    """
+    models = [saved] if against is None else [saved, against]
+    if answer is not None and not any(model.layout.questions for model in models):
+        raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
+    control = None if against is None else getattr(against.model.config, "thought_control", None)
+    if against is None or against.path != saved.path:
+        control = None
+    traces = []
+    for model in models:
+        try:
+            traces.append(model.think(text, **(options if model is saved or control else {})))
+        except InputError as error:
+            raise InputError(f"{model.path}: {error}") from error
+    sizes = [count_parameters(model.model)["total"] for model in models]
+    names = model_names([model.path for model in (models[:1] if control else models)])
+    return page(
+        payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
+    )

@@ -5,6 +5,7 @@ The page chooses its panels by the data in a trace, so a new family is shown by 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ from mentalese.models.base import LanguageModel
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
 from mentalese.registry import families, load
 
+Drawn = dict[str, Any]
+"""Data of a page, for JSON."""
 VERSION = 1
 _LINKS = 4  # the strongest of each thought
 _WEAKEST = 0.01
@@ -42,7 +45,7 @@ def payload(
     text: str | None = None,
     expected: str | None = None,
     command: str = "",
-) -> dict[str, Any]:
+) -> Drawn:
     """Return the data that `mentalese.viewer.page.page` draws.
 
     Args:
@@ -65,11 +68,11 @@ def payload(
         short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
     elif len(names) > 1:
         title = f"{' and '.join(names)} on the same text"
-    drawn = [_trace(trace, name, expected) for trace, name in zip(traces, names)]
-    for trace, label in zip(drawn, short):
-        trace["short"] = label
-    for trace, count in zip(drawn, parameters):
-        trace["parameters"] = count
+    counts = [*parameters, *[None] * len(traces)]
+    drawn = [
+        _trace(trace, expected) | {"name": name, "short": label, "parameters": count}
+        for trace, name, label, count in zip(traces, names, short, counts)
+    ]
     note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {
         "version": VERSION,
@@ -84,27 +87,31 @@ def payload(
     }
 
 
-def _about(thoughts: str, control: str | None) -> str:
-    """Describe a model's thoughts, and their replacement under a control."""
-    if control is None:
-        return thoughts
-    return f"{thoughts} This model reads {_READ_INSTEAD[control]} (thought_control={control})."
-
-
-def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, Any]:
+def _trace(trace: ThoughtTrace, expected: str | None) -> Drawn:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
+    about, written, answer = kind.about_thoughts, trace.written, None
+    if trace.control is not None:
+        about += f" This model reads {_READ_INSTEAD[trace.control]} (thought_control={trace.control})."
+    if written is not None:
+        pairs = zip(trace.tokens[written:], trace.special[written:])
+        text = "".join(token for token, special in pairs if not special).strip()
+        final, right = final_answer(text), None if expected is None else final_answer(f"### {expected}")
+        is_right = None if right is None else AnswerRule.of("", [right]).equal(final, right)
+        answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
+
+    def text_of(token: int) -> str:
+        return trace.vocabulary.get(token, str(token))
+
     return {
-        "name": name,
-        "answer": None if trace.written is None else _answer(trace, trace.written, expected),
+        "answer": answer,
         "windows": [list(window) for window in trace.windows],
         "model": trace.model,
-        "parameters": None,
-        "about": _about(kind.about_thoughts, trace.control),
+        "about": about,
         "tokens": trace.tokens or [str(token) for token in trace.input_ids.tolist()],
         "special": trace.special or [False] * len(trace.input_ids),
         "scores": {
-            key: _described(key, words, "unit") | {"values": numbers(values), "diverging": False}
+            key: vars(_shown(key, words)) | {"values": numbers(values), "diverging": False}
             for key, values in trace.scores.items()
         },
         "thoughts": [
@@ -114,30 +121,18 @@ def _trace(trace: ThoughtTrace, name: str, expected: str | None) -> dict[str, An
                 "label": thought.label,
                 "layer": thought.layer,
                 "codes": list(thought.codes),
-                "nearest": [[_text(trace, token), _rounded(share)] for token, share in thought.nearest],
+                "nearest": [[text_of(token), _rounded(share)] for token, share in thought.nearest],
             }
             for thought in trace.thoughts
         ],
-        "links": {key: _described(key, words) | {"edges": _edges(link)} for key, link in trace.links.items()},
-        "curves": {
-            key: _described(key, words, "unit") | {"x": _shown(key, words).along, "values": numbers(values)}
-            for key, values in trace.curves.items()
-        },
+        "links": {key: vars(_shown(key, words)) | {"edges": _edges(link)} for key, link in trace.links.items()},
+        "curves": {key: vars(_shown(key, words)) | {"values": numbers(values)} for key, values in trace.curves.items()},
         "readings": [
-            {"title": _shown(key, words).title, "tokens": [_text(trace, token) for token in reading.tolist()]}
+            {"title": _shown(key, words).title, "tokens": [text_of(token) for token in reading.tolist()]}
             for key, reading in trace.readings.items()
         ],
         "streams": {key: numbers(column) for key, column in trace.streams.items()} or None,
     }
-
-
-def _answer(trace: ThoughtTrace, written: int, expected: str | None) -> dict[str, Any]:
-    """Return the text from the token `start` on and its correctness; `None` without a right answer."""
-    pairs = zip(trace.tokens[written:], trace.special[written:])
-    text = "".join(token for token, special in pairs if not special).strip()
-    answer, right = final_answer(text), None if expected is None else final_answer(f"### {expected}")
-    return {"start": written, "text": text, "answer": answer, "expected": right,
-            "right": None if right is None else AnswerRule.of("", [right]).equal(answer, right)}  # fmt: skip
 
 
 def _model_class(model_type: str) -> type[LanguageModel]:
@@ -152,21 +147,10 @@ def _model_class(model_type: str) -> type[LanguageModel]:
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
     """Return the words for a name: its own, its stem's (`streams.` for `streams.3`), or the name itself."""
     stem, dot, rest = key.partition(".")
-    if key in words or stem + dot not in words or not dot:
+    if key in words or not dot or stem + dot not in words:
         return words.get(key, Shown(key.replace("_", " ")))
-    words_of_stem = words[stem + dot]
-    return Shown(
-        words_of_stem.title.format(rest), words_of_stem.about.format(rest), words_of_stem.unit, words_of_stem.along
-    )
-
-
-def _described(key: str, words: Mapping[str, Shown], *more: str) -> dict[str, str]:
-    words_of_key = _shown(key, words)
-    return {name: getattr(words_of_key, name) for name in ("title", "about", *more)}
-
-
-def _text(trace: ThoughtTrace, token: int) -> str:
-    return trace.vocabulary.get(token, str(token))
+    shown = words[stem + dot]
+    return dataclasses.replace(shown, title=shown.title.format(rest), about=shown.about.format(rest))
 
 
 def _edges(link: Tensor) -> list[list[float]]:
@@ -183,7 +167,7 @@ def _edges(link: Tensor) -> list[list[float]]:
     ]
 
 
-def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], control: str | None) -> str:
+def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[Drawn], control: str | None) -> str:
     """Add the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
@@ -225,12 +209,12 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[dict[str, Any]], cont
     return " ".join(unlike)
 
 
-def _no_likelihood(trace: dict[str, Any]) -> bool:
+def _no_likelihood(trace: Drawn) -> bool:
     """Test if the surprisal of a trace, as it is drawn, is not the autoregressive one of other models."""
     return bool(trace["scores"]["surprisal"]["about"] != SHOWN["surprisal"].about)
 
 
-def numbers(values: Tensor) -> list[Any]:
+def numbers(values: Tensor) -> list[float | None]:
     """Return a tensor [n] for JSON: four significant digits, `None` for NaN and infinity."""
     return [_rounded(value) if isinstance(value, float) else value for value in values.tolist()]
 

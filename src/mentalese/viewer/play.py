@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import errno
 import shlex
 import socket
 import threading
@@ -67,19 +66,12 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
     room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     sampled = float(settings.temperature or 1.0) if settings.do_sample else 0.0
+    top_p = float(settings.top_p or 1.0)
     temperature = 0.0 if saved.layout.questions else sampled or 0.8  # greedy texts repeat themselves
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
         Knob("temperature", "Temperature", "0: always the most likely token", sampled, 0, 2, 0.05, temperature),
-        Knob(
-            "top_p",
-            "Top-p",
-            "the most likely tokens with this total probability",
-            float(settings.top_p or 1.0),
-            0.05,
-            1,
-            0.05,
-        ),
+        Knob("top_p", "Top-p", "the most likely tokens with this total probability", top_p, 0.05, 1, 0.05),
         Knob("top_k", "Top-k", "only the K most likely tokens", settings.top_k or _TOP_K, 1),
         Knob("seed", "Seed", "the same seed gives the same text", GenerateOptions.seed, 0),
     ]
@@ -107,14 +99,12 @@ class Player:
             values: of `knobs`, in order; `None`: left empty.
         """
         at = {knob.name: knob.own if value is None else value for knob, value in zip(self.knobs, values, strict=True)}
-        changed = [knob for knob in self.knobs if at[knob.name] != knob.own]
+        sampled = at["temperature"] > 0
+        idle = () if sampled else ("temperature", "top_p", "top_k")
+        changed = [knob for knob in self.knobs if at[knob.name] != knob.own and knob.name not in idle]
         settings: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
         settings["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
-        if at["temperature"] == 0:  # nothing is sampled
-            settings = {
-                name: value for name, value in settings.items() if name not in ("temperature", "top_p", "top_k")
-            }
-            settings["greedy"] = bool(self.saved.model.generation_config.do_sample)
+        settings["greedy"] = not sampled and bool(self.saved.model.generation_config.do_sample)
         return GenerateOptions(prompt=(prompt,), **settings)
 
     def command(self, options: GenerateOptions) -> str:
@@ -148,7 +138,7 @@ class Player:
         saved = self._asked(options)
         due = time.monotonic()
 
-        def look(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        def look(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
             nonlocal due
             if seen is not None and time.monotonic() >= due and not stopped.is_set():
                 start = time.monotonic()
@@ -183,20 +173,17 @@ class Player:
         """Return the model's thoughts about a text that it wrote, or about a question and its own answer."""
         saved = self._asked(options)
         if not saved.layout.questions:
-            return saved.think(written, **self._steps(options))
+            return saved.think(written, **_steps(options))
         question = saved.encode(options.prompt)["input_ids"][0]
         answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
         ids = torch.tensor(PromptEncoder(saved.tokenizer, saved.data).text(answer, continues=True).ids)
         return self._trace(saved, options, torch.cat([question, ids.to(question)]))
 
     def _trace(self, saved: Saved, options: GenerateOptions, input_ids: torch.Tensor) -> ThoughtTrace:
-        trace = saved.trace(input_ids, **self._steps(options))
+        trace = saved.trace(input_ids, **_steps(options))
         if saved.layout.questions:
             trace.written = saved.encode(options.prompt)["input_ids"].shape[1]
         return trace
-
-    def _steps(self, options: GenerateOptions) -> dict[str, int]:
-        return {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
 
     def known(self, prompt: str) -> Example | None:
         """Return the example that a prompt is, as far as examples are loaded."""
@@ -207,6 +194,10 @@ class Player:
         size, example = count_parameters(self.saved.model)["total"], self.known(prompt)
         expected = example.rest if example is not None and example.question else None
         return payload([trace], names=model_names([self.saved.path]), parameters=[size], expected=expected)
+
+
+def _steps(options: GenerateOptions) -> dict[str, int]:
+    return {} if options.fast_steps is None else {"fast_steps": options.fast_steps}
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -223,62 +214,61 @@ _FEED = """watch('value', () => {
 });"""
 
 
-class _Looks:
-    """Traces of a growing text on their way to the page: the first makes the frame, later ones are sent to it."""
-
-    def __init__(self, player: Player, prompt: str) -> None:
-        self.player, self.prompt = player, prompt
-        self.seen: list[ThoughtTrace] = []  # and not shown yet
-        self.framed = False
-
-    def shown(self) -> tuple[Any, Any]:
-        """Return the frame and the message to it for the latest trace."""
-        if not self.seen:
-            return gr.skip(), gr.skip()
-        drawn = self.player.drawn(self.seen[-1], self.prompt)
-        self.seen.clear()
-        first, self.framed = not self.framed, True
-        return _frame(thought_page(drawn)) if first else gr.skip(), as_json(drawn)
-
-
 def build(player: Player) -> gr.Blocks:
     """Return the page, before it is served."""
     stops: dict[str | None, threading.Event] = {}  # by session: a button stops only its own reader's text
 
-    def begin(request: gr.Request) -> tuple[Any, ...]:
+    def begin(request: gr.Request) -> tuple[object, ...]:
         stops.setdefault(request.session_hash, threading.Event())
         return gr.update(interactive=False), gr.update(interactive=True), _status("Waiting …")
 
-    def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[Any, ...]]:
+    def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[object, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
         typed, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
-        looks, rest, command = _Looks(player, prompt), _rest(player.known(prompt)), player.command(options)
-        yield _text(typed, typed), _status("Thinking …"), _NONE_YET, "", rest, command
+        looks: list[ThoughtTrace] = []  # not shown yet
+        framed = False
+
+        def thoughts() -> tuple[object, object]:
+            """Return the frame, once, and the message to it for the latest look."""
+            nonlocal framed
+            if not looks:
+                return same, same
+            drawn = player.drawn(looks[-1], prompt)
+            looks.clear()
+            first, framed = not framed, True
+            return _frame(thought_page(drawn)) if first else same, as_json(drawn)
+
+        yield (
+            _text(typed, typed),
+            _status("Thinking …"),
+            _NONE_YET,
+            "",
+            _rest(player.known(prompt)),
+            player.command(options),
+        )
         try:
             if not stopped.is_set():
-                with closing(player.write(options, stopped, looks.seen.append)) as texts:  # stops if the reader leaves
+                with closing(player.write(options, stopped, looks.append)) as texts:  # stops if the reader leaves
                     for written in texts:
-                        yield _text(typed, written), _status("Writing …"), *looks.shown(), same, same
+                        yield _text(typed, written), _status("Writing …"), *thoughts(), same, same
             end = "Stopped." if stopped.is_set() else ""
             if written:
-                looks.seen.append(player.thoughts(options, written))
-                yield same, _status(end), *looks.shown(), same, same
-            else:
-                yield same, _status(end), same, same, same, same
+                looks.append(player.thoughts(options, written))
+            yield same, _status(end), *thoughts(), same, same
         except InputError as error:
             yield same, _status(str(error), error=True), same, same, same, same
         finally:
             stops.pop(request.session_hash, None)
 
-    def end() -> tuple[Any, Any]:
+    def end() -> tuple[object, object]:
         return gr.update(interactive=True), gr.update(interactive=False)
 
     def stop(request: gr.Request) -> None:
         if request.session_hash in stops:
             stops[request.session_hash].set()
 
-    def offer() -> list[Any]:
+    def offer() -> list[object]:
         examples = player.examples
         buttons = [gr.update(value=one.label, visible=True) for one in examples]
         return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(examples))]
@@ -353,20 +343,17 @@ def _frame(page: str) -> str:
 
 def check_address(host: str, port: int) -> None:
     """Raise `InputError` if a page cannot be served there."""
-    if not 1 <= port <= 65535:
-        raise InputError(f"--port is {port}: use a port from 1 to 65535")
     if not host:  # a socket would take it for all addresses
         raise InputError("--host is '': use an address of this machine, or remove it")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except PermissionError:
-            raise InputError(f"--port is {port}: only an administrator may use it, use a port from 1024 on") from None
         except (OSError, TypeError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                raise InputError(f"--port is {port}: another program uses it, use another port") from None
-            raise InputError(f"--host is {host!r}: this machine has no such IPv4 address, remove it") from None
+            raise InputError(
+                f"--host is {host!r} and --port is {port}: no page can be served there ({error}), use an IPv4 address "
+                "of this machine and a free port from 1024 on"
+            ) from None
 
 
 class OwnRequests:

@@ -13,8 +13,8 @@ function axisOf(values, asBars) {
 
 function curvesPanel(trace, others) {
   const gates = new Set(gatesOf(trace).map(([key]) => key)); // shown pass by pass
-  const drawn = Object.entries(trace.curves).filter(([key, { x, values }]) =>
-    values.some((value) => value !== null) && !gates.has(key) && !(x === "stream" && trace.streams)); // the streams panel shows them
+  const drawn = Object.entries(trace.curves).filter(([key, { along, values }]) =>
+    values.some((value) => value !== null) && !gates.has(key) && !(along === "stream" && trace.streams)); // the streams panel shows them
   if (!drawn.length) return null;
   return { node: section("Curves", trace.windows.length ? `Means over ${trace.windows.length} windows.` : null, make("div.curves", {}, ...drawn.map(([key, curve]) =>
     chart(curve, others.filter((other) => other.curves[key]?.values.length).map((other) => [other.short, other.curves[key].values])))),
@@ -39,15 +39,15 @@ function marksOf(curve, others, slot, at, up) {
 function chart(curve, others) {
   const known = [curve.values, ...others.map(([, values]) => values)].flat().filter((value) => value != null);
   const length = Math.max(curve.values.length, ...others.map(([, values]) => values.length));
-  const asBars = length < 4 || (COUNTED.includes(curve.x) && length <= 24);
+  const asBars = length < 4 || (COUNTED.includes(curve.along) && length <= 24);
   const { low, high, cut } = axisOf(known, asBars);
-  const first = ["layer", "block"].includes(curve.x) ? 0 : 1, slot = asBars ? 100 / length : 0;
+  const first = ["layer", "block"].includes(curve.along) ? 0 : 1, slot = asBars ? 100 / length : 0;
   const at = (i) => asBars ? slot * (i + 0.5) : 100 * i / Math.max(1, length - 1);
   const up = (value) => 100 * (high - value) / (high - low);
   const hair = make("path.hair"), output = make("output");
   function show(i) {
     hair.setAttribute("d", asBars ? "" : `M${at(i)} 0V100`);
-    output.textContent = `${curve.x || "place"} ${first + i}: ${say(curve.values[i], curve)}${others.map(([name, values]) => `, ${name} ${say(values[i], curve)}`).join("")}`;
+    output.textContent = `${curve.along || "place"} ${first + i}: ${say(curve.values[i], curve)}${others.map(([name, values]) => `, ${name} ${say(values[i], curve)}`).join("")}`;
     slider.setAttribute("aria-valuetext", output.textContent);
   }
   const calm = () => { output.textContent = ""; hair.setAttribute("d", ""); };
@@ -61,8 +61,8 @@ function chart(curve, others) {
     onpointerleave: () => document.activeElement === slider || calm() });
   const inside = low < 0 && high > 0 ? [make("path.zero", { d: `M0 ${up(0)}H100` })] : [];
   const ends = asBars ? range(length).map((i) => make("span", {}, `${first + i}`, ...(length < 9 ? [make("b", {}, say(curve.values[i], { unit: curve.unit === "share" ? "share" : "" }))] : [])))
-    : [make("span", {}, `${curve.x} ${first}`.trim()), ...(cut ? [make("span.cut", {}, "axis cut, zero is outside")] : []), make("span", {}, first + length - 1)];
-  return make(`figure${cut ? ".is-cut" : ""}`, {}, make("figcaption", {}, make("b", {}, curve.title, ...(asBars && !/ by /.test(curve.title) ? [make("small", {}, ` by ${curve.x || "place"}`)] : [])), output),
+    : [make("span", {}, `${curve.along} ${first}`.trim()), ...(cut ? [make("span.cut", {}, "axis cut, zero is outside")] : []), make("span", {}, first + length - 1)];
+  return make(`figure${cut ? ".is-cut" : ""}`, {}, make("figcaption", {}, make("b", {}, curve.title, ...(asBars && !/ by /.test(curve.title) ? [make("small", {}, ` by ${curve.along || "place"}`)] : [])), output),
     make("div.chart", {}, make("span.high", {}, tidy(high)), make("span.low", {}, tidy(low)),
       make("div.plot", {}, make("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, ...inside, hair, ...marksOf(curve, others, slot, at, up)), slider),
       make(asBars ? "p.axis.slots" : "p.axis", { "--n": length }, ...ends)),

@@ -11,7 +11,7 @@ function byStart(thoughts) {
 const passesOf = (trace) => byStart(trace.thoughts.filter(({ nearest }) => nearest.length));
 
 /** The curves with a value for each pass, which are shown with it. */
-const gatesOf = (trace) => Object.entries(trace.curves).filter(([, { x, values }]) => x === "pass" && values.length === passesOf(trace).length);
+const gatesOf = (trace) => Object.entries(trace.curves).filter(([, { along, values }]) => along === "pass" && values.length === passesOf(trace).length);
 
 /** A model's answer to a question, marked if the right one is known. */
 const marked = (answer) => make("p.written", {}, answer.answer || "–", ...(answer.right === null ? []
