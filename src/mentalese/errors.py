@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
-from collections.abc import Iterable
+import textwrap
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -31,3 +36,18 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` where a known name is close to `name`, else an empty string."""
     matches = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+_UNREADABLE = (OSError, ValueError, RuntimeError, EOFError, ImportError, csv.Error, zlib.error, zipfile.BadZipFile)
+
+
+@contextmanager
+def reading(place: object, remedy: str = "repair it, or use an intact copy") -> Iterator[None]:
+    """Turn errors of all readers of files into an `InputError` with the place, or what a function returns for it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except _UNREADABLE as error:
+        reason = textwrap.shorten(str(error), 300, placeholder=" ..") or type(error).__name__
+        raise InputError(f"{place() if callable(place) else place} cannot be read ({reason}): {remedy}") from error

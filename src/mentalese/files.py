@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError, reading, require
 
 JsonObject = dict[str, Any]
 """An object of JSON whose keys are not known here."""
@@ -252,10 +252,10 @@ def unsealed(content: JsonObject, where: object) -> JsonObject:
 
 def read_json(path: Path) -> JsonObject:
     """Return the object in a JSON file, without its checksum; raise `InputError` if the file is damaged."""
-    try:
-        content = dict(json.loads(path.read_text(encoding="utf-8")).items())
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
-        raise InputError(f"{path} cannot be read ({' '.join(str(error).split())}): use an intact copy") from error
+    with reading(path, "use an intact copy"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
     return unsealed(content, path)
 
 

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from mentalese.data.layouts import Layout
-from mentalese.errors import InputError, nearest, require
+from mentalese.errors import InputError, nearest, reading, require
 from mentalese.files import JsonObject
 from mentalese.model_fields import model_fields
 from mentalese.recipe import AS_IT_IS, LENGTHS, DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
@@ -69,24 +69,13 @@ def section_fields(section: type) -> dict[str, object]:
 
 
 def _read(path: Path) -> dict[str, object]:
-    import yaml
-
     require(path.suffix in SUFFIXES, "the suffix", path.suffix, f"use a file that ends in {', '.join(SUFFIXES)}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        readers: dict[str, Callable[[str], object]] = {
-            ".toml": tomllib.loads,
-            ".json": partial(json.loads, object_pairs_hook=_once),
-        }
-        content = readers.get(path.suffix, _from_yaml)(text)
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError("it does not exist: use the name of a recipe or of a file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"it cannot be read ({error}): use a UTF-8 text file") from error
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # YAML also refuses dates that do not exist
-        raise InputError(f"it is not {path.suffix[1:]}: {' '.join(str(error).split())}") from error
+    readers: dict[str, Callable[[str], object]] = {
+        ".toml": tomllib.loads,
+        ".json": partial(json.loads, object_pairs_hook=_once),
+    }
+    with reading("it", "use the name of a recipe, or a file of UTF-8 text"):
+        content = readers.get(path.suffix, _from_yaml)(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise InputError(f"it contains {type(content).__name__}: use fields of a recipe, such as `train: ..`")
     return content
@@ -111,7 +100,10 @@ def _from_yaml(text: str) -> object:
             _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
             return node
 
-    return yaml.load(text, Loader)
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
 
 
 def _from_content(content: dict[str, object], path: Path) -> Recipe:
@@ -207,28 +199,31 @@ def override(recipe: Recipe, *settings: str) -> Recipe:
     """
     changes: JsonObject = {}
     for setting in settings:
-        set_in(changes, *parse_setting(recipe, checked("a setting", str, setting)))
+        add_setting(changes, recipe, checked("a setting", str, setting))
     return change(recipe, changes)
 
 
-def parse_setting(recipe: Recipe, setting: str) -> tuple[list[str], object]:
-    """Return the path of a field and its value from `section.field=value`; raise `InputError` as `override` does."""
+def add_setting(changes: JsonObject, recipe: Recipe, setting: str) -> None:
+    """Add `section.field=value` to changes of a recipe; raise `InputError` as `override` does."""
     place, equals, text = setting.partition("=")
     path = [part.replace("-", "_") for part in place.split(".")]
     if not equals or len(path) < 2:
         raise InputError(f"{setting!r} is no change: use section.field=value, e.g. train.steps=100")
-    return path, parse_text(place, field_type(recipe, path), text)
+    value = _parsed(place, field_type(recipe, path), text)
+    for name in path[:-1]:
+        changes = changes.setdefault(name, {})
+    changes[path[-1]] = value
 
 
-def parse_text(name: str, hint: object, text: str) -> object:
+def _parsed(name: str, hint: object, text: str) -> object:
     """Return the value that a text states for a type: `none`, a list with commas, JSON, or input of pydantic."""
     kinds = {typing.get_origin(kind) or kind for kind in members(hint)}
-    if type(None) in kinds and text.lower() in ("none", "null"):
-        return None
     value: object = text
-    if kinds & {tuple, list}:
-        value = json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",") if part.strip()]
-    elif not kinds & {str, float} or int in kinds:
+    if type(None) in kinds and text.lower() in ("none", "null"):
+        value = None
+    elif kinds & {tuple, list} and not text.startswith("["):
+        value = [part.strip() for part in text.split(",") if part.strip()]
+    elif kinds & {tuple, list, int} or not kinds & {str, float}:
         with contextlib.suppress(json.JSONDecodeError):
             value = json.loads(text)  # 1e9 tokens are an integer
     return checked(name, hint, value, parse=True)
@@ -244,15 +239,8 @@ def members(hint: object) -> tuple[object, ...]:
     return (hint,)
 
 
-def set_in(changes: JsonObject, path: Sequence[str], value: object) -> None:
-    """Set a value in nested dicts."""
-    for name in path[:-1]:
-        changes = changes.setdefault(name, {})
-    changes[path[-1]] = value
-
-
 def field_type(recipe: Recipe, path: Sequence[str]) -> object:
-    """Return the type of a field of this recipe; raises `InputError` with the nearest name.
+    """Return the type of a field of this recipe; raise `InputError` with the nearest name.
 
     Args:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.

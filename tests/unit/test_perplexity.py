@@ -121,7 +121,7 @@ def test_what_tokens_lost_is_not_paid_for_and_said(
     backend = Tokenizer(model)
     backend.normalizer, backend.pre_tokenizer = normalizer, Whitespace()
     words = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
-    split = split_of([text], words, DataConfig(), special_token_ids(words)["eos_token_id"])
+    split = split_of([text], words, DataConfig())
     result = score(Uniform(2), split, words)
     (one,) = text_scores(opened(Uniform(1), words, LAYOUT), split)
     assert result.protocol.get("lost") == one.lost == lost

@@ -458,7 +458,7 @@ def test_an_unavailable_hub_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(network, "unreachable", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(InputError, match=r"hub:someone/stories'.*no network\)"):
+    with pytest.raises(InputError, match=r"hub:someone/stories'.*no network with details\)"):
         open_source("hub:someone/stories")
 
 
@@ -515,7 +515,7 @@ def test_a_stream_that_breaks_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path))
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, **where: {"train": broken()})
-    with pytest.raises(InputError, match=r"cannot be read \(the line is cut\)"):
+    with pytest.raises(InputError, match=r"cannot be read \(the line is cut with details\)"):
         open_source("hub:someone/stories")
     assert not list((tmp_path / "hub").iterdir())
 

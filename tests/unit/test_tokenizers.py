@@ -148,6 +148,6 @@ def test_bad_tokenizers_say_what_would_do(source: Source, tmp_path: Path) -> Non
         with pytest.raises(InputError, match="contains no tokenizer"):
             open_tokenizer(spec, source, cache=tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(InputError, match="cannot be opened"):
+    with pytest.raises(InputError, match="cannot be read"):
         open_tokenizer(str(tmp_path), source, cache=tmp_path)
     assert not (tmp_path / "tokenizers").exists()

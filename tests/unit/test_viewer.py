@@ -132,8 +132,7 @@ def test_a_text_longer_than_the_context_is_read_in_the_windows_that_it_is_scored
         assert len(found.windows) > 1
         shown = [place for place, special in enumerate(found.special) if not special]
         assert "".join(found.tokens[place] for place in shown) == text
-        end = opened.layout.special_ids(opened.tokenizer)["eos_token_id"]
-        expected = opened.token_scores(split_of([text], opened.tokenizer, opened.data, end))[:-1]
+        expected = opened.token_scores(split_of([text], opened.tokenizer, opened.data))[:-1]
         surprisal = found.scores["surprisal"][shown].numpy()
         np.testing.assert_allclose(surprisal, expected, atol=1e-4, err_msg=family)
     assert not opened.think(TEXT).windows

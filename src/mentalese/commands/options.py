@@ -19,7 +19,7 @@ from tyro.conf import Positional, arg
 from mentalese.commands import COMMANDS
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import change, members, parse_setting, section_fields, sections, set_in
+from mentalese.recipe_files import add_setting, change, members, section_fields, sections
 from mentalese.values import Texts
 
 ModelPath = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -100,7 +100,7 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
     command_options, parsed = _read(options, more, words, command)
     changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
     for setting in command_options.settings:
-        set_in(changes, *parse_setting(recipe, setting))
+        add_setting(changes, recipe, setting)
     return change(recipe, {name: part for name, part in changes.items() if part}), command_options
 
 

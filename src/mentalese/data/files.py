@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from mentalese.errors import InputError
+from mentalese.errors import InputError, reading
 from mentalese.files import JsonObject
 
 Columns = JsonObject
@@ -127,25 +126,13 @@ def _by_name(folder: Path, files: list[Path]) -> Files:
 
 
 @contextmanager
-def _reading(place: Callable[[], str], remedy: str = "repair it, or use an intact copy") -> Iterator[None]:
-    """Turn errors of all readers of files into an `InputError` with the place."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (ValueError, RecursionError, EOFError, OSError, csv.Error, zlib.error, zipfile.BadZipFile) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{place()} cannot be read ({reason}): {remedy}") from error
-
-
-@contextmanager
 def open_text(path: Path | zipfile.Path, newline: str | None = None) -> Iterator[TextIO]:
     """Open a UTF-8 file, gzip by its ending, also in a zip; `newline` is passed to `open`.
 
     Raises:
         InputError: it cannot be read, as it turns out while it is read.
     """
-    with _reading(lambda: str(path)):
+    with reading(path):
         content: Any = gzip.open if path.suffix == ".gz" else type(path).open
         with content(path, "rb") as binary:
             yield io.TextIOWrapper(binary, ENCODING, newline=newline)
@@ -177,7 +164,7 @@ def find_rows(path: Path, *kinds: tuple[str, ...]) -> dict[str, RowReader]:
 
 
 def _tables_in_zip(path: Path) -> dict[str, list[zipfile.Path]]:
-    with _reading(lambda: str(path), "use the zip of a CLUTRR task, as it was published"):
+    with reading(path, "use the zip of a CLUTRR task, as it was published"):
         archive = zipfile.Path(path)
         names = sorted(archive.root.namelist())
         tables = {
@@ -204,7 +191,7 @@ def _read_rows(files: Iterable[Path | zipfile.Path]) -> Iterator[Row]:
 def read_json_lines(path: Path) -> Iterator[Row]:
     """Yield a row for each line of JSON; raise `InputError` for any other line."""
     where = str(path)
-    with open_text(path) as file, _reading(lambda: where):
+    with open_text(path) as file, reading(lambda: where):
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path}, line {number}"
@@ -213,7 +200,7 @@ def read_json_lines(path: Path) -> Iterator[Row]:
 
 def _read_json(path: Path) -> Iterator[Row]:
     """Yield the objects of a list, or the values of an object of objects."""
-    with open_text(path) as file, _reading(lambda: str(path), "repair it, or call it .jsonl if each line is a row"):
+    with open_text(path) as file, reading(path, "repair it, or call it .jsonl if each line is a row"):
         content = json.load(file)
     rows = content if isinstance(content, dict | list) else [content]
     for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows, 1):
@@ -238,7 +225,7 @@ def _read_table(path: Path | zipfile.Path) -> Iterator[Row]:
         separator = "\t" if ".tsv" in path.suffixes else ";" if header.count(";") > header.count(",") else ","
         csv.field_size_limit(sys.maxsize)
         rows = csv.reader(chain([header], file), delimiter=separator, strict=True)
-        with _reading(lambda: f"{path}, line {rows.line_num}"):
+        with reading(lambda: f"{path}, line {rows.line_num}"):
             names = next(rows, [])
             for cells in filter(None, rows):
                 if len(cells) != len({*names}):
@@ -258,7 +245,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     number = 0
-    with _reading(lambda: str(path)), pyarrow.parquet.ParquetFile(path) as file:
+    with reading(path), pyarrow.parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 number += 1

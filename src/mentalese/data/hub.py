@@ -18,7 +18,7 @@ from pathlib import Path
 from mentalese.data.documents import SPLITS
 from mentalese.data.files import SPLIT_ALIASES, Row, RowReader, read_json_lines
 from mentalese.data.memory import text_fields
-from mentalese.errors import InputError
+from mentalese.errors import InputError, reading, require
 from mentalese.files import cache_dir, read_json, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 
@@ -56,22 +56,17 @@ def _keep(spec: str, folder: Path) -> dict[str, int]:
     if match is None:
         raise InputError(f"data.source is {spec!r}: write hub:NAME@REVISION:CONFIG:SPLIT, SPLIT as train or train[:N]")
     name, revision, config, split, count = (match[group] or None for group in match.re.groupindex)
-    try:
+    with reading(f"data.source {spec!r}", "use another source"):
         with hub_or_cache("data.source", spec) as reached:
             content = datasets.load_dataset(name, config, split=split, revision=revision, streaming=reached)
         splits: dict[str, list[Iterable[Mapping[str, object]]]] = {}
         for title, rows in ({split: content} if split else content).items():
             splits.setdefault(SPLIT_ALIASES.get(title, title), []).append(rows)
-        if not set(splits) & set(SPLITS):
-            raise InputError(f"data.source is {spec!r}: it has no {', '.join(SPLITS)} split, only {', '.join(splits)}")
+        remedy = f"it has no {', '.join(SPLITS)} split, only {', '.join(splits)}"
+        require(bool(splits.keys() & {*SPLITS}), "data.source", spec, remedy)
         counts = {}
         for split_name in (split_name for split_name in SPLITS if split_name in splits):
             with gzip.open(folder / f"{split_name}.jsonl.gz", "wb", compresslevel=1) as file:
                 rows = islice(chain.from_iterable(splits[split_name]), count and int(count))
                 counts[split_name] = sum(bool(file.write(text_fields(row))) for row in rows)
-        return counts
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise InputError(f"data.source is {spec!r}: the hub's data set cannot be read ({reason})") from error
+    return counts

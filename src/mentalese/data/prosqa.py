@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from mentalese.data.documents import Document, record
 from mentalese.data.stories import words
@@ -26,9 +27,14 @@ PROSQA_VERSION = 1
 TRAIN, VALIDATION, TEST = 17_886, 300, 500  # questions, as published
 
 
-@dataclass(frozen=True)
-class GraphSize:
-    """The size and growth of the graph of a question.
+# Shares of nodes whose parents descend only from the first person, and only from the second.
+_SHARES = (0.35, 0.45)
+# A node d steps below only one of the two people is chosen as a parent 1 + 1.5 d times as often as other nodes.
+_DEPTH_WEIGHT = 1.5
+
+
+class GraphSize(NamedTuple):
+    """The size of the graph of a question.
 
     The first two nodes are people. Each later node gets a Poisson number of parents among the first person's
     descendants, the second person's descendants, or all nodes. Nodes without parents become people; nodes without any
@@ -37,20 +43,15 @@ class GraphSize:
     Attributes:
         nodes: number of nodes before removal, from 2 * fewest steps + 2 to 40.
         parents: mean number of parents, where there are enough candidates.
-        shares: shares of nodes whose parents descend only from the first person, and only from the second.
-        depth_weight: preference for deep parents: a node d steps below only one of the two people is chosen
-            1 + depth_weight * d times as often as a node below both or neither.
         steps: fewest and most steps to the answer.
     """
 
-    nodes: int = 28
-    parents: float = 1.5
-    shares: tuple[float, float] = (0.35, 0.45)
-    depth_weight: float = 1.5
-    steps: tuple[int, int] = (3, 6)
+    nodes: int
+    parents: float
+    steps: tuple[int, int]
 
 
-PUBLISHED = GraphSize()
+PUBLISHED = GraphSize(nodes=28, parents=1.5, steps=(3, 6))
 SMALL = GraphSize(nodes=8, parents=1.4, steps=(2, 3))
 
 
@@ -162,8 +163,8 @@ def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[d
     for node in range(2, size.nodes):
         count, branch = _poisson(rng, size.parents), rng.random()
         candidates: Sequence[int] = range(node)
-        if branch < sum(size.shares):
-            candidates = descendants[branch >= size.shares[0]]
+        if branch < sum(_SHARES):
+            candidates = descendants[branch >= _SHARES[0]]
         new_parents: set[int] = set()
         cumulative = list(accumulate(weights[candidate] for candidate in candidates))
         while len(new_parents) < min(count, len(candidates)):
@@ -179,7 +180,7 @@ def _graph(rng: random.Random, size: GraphSize) -> tuple[list[list[int]], list[d
         if len(reached) == 1:
             [(person, distance)] = reached.items()
             descendants[person].append(node)
-            weights[node] += size.depth_weight * distance
+            weights[node] += _DEPTH_WEIGHT * distance
     return parents, distances
 
 

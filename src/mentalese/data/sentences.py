@@ -14,7 +14,7 @@ import numpy as np
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
-from mentalese.data.tokenizers import beginning, continuing, corpus_encoder
+from mentalese.data.tokenizers import beginning, continuing, corpus_encoder, special_token_ids
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
 
@@ -117,6 +117,9 @@ class SentenceEncoder:
     puts before a text comes only before the first sentence of a document. If a document has segments, these are its
     sentences, except with `none` and `fixed:N`; segments of a record are neither cut nor merged.
 
+    Attributes:
+        first, end: tokens before each document in a store, and the one after it; they are not part of its text.
+
     Raises:
         InputError: see `open_splitter`.
     """
@@ -124,8 +127,9 @@ class SentenceEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
         self.split, _ = open_splitter(data.sentences)
         self.kind, self.minimum = kind, data.min_sentence_tokens
-        # A document's first sentence includes the space that the tokenizer puts before a text.
-        self.cap = max(self.minimum, data.max_sentence_tokens - len(beginning(tokenizer)))
+        self.first, self.end = beginning(tokenizer), special_token_ids(tokenizer, sentences=False)["eos_token_id"]
+        # A document's first sentence includes the tokens that the tokenizer puts before a text.
+        self.cap = max(self.minimum, data.max_sentence_tokens - len(self.first))
         self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
         self.backend = corpus_encoder(tokenizer)
         self.later = continuing(self.backend)

@@ -187,19 +187,14 @@ def _open_or_write(
     }
     if continuing(backend := tokenizer.backend_tokenizer) is not backend:
         inputs["prefix"] = "of documents"  # stores of earlier versions have it before each sentence
-    around = (beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"])
-    if (names := tokenizer.convert_ids_to_tokens([*around[0], around[1]])) != [EOD]:
+    around = [*beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"]]
+    if (names := tokenizer.convert_ids_to_tokens(around)) != [EOD]:
         inputs["around"] = names
     key = checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():
-        encoder = SentenceEncoder(tokenizer, config, source.kind)
         with whole_folder(folder) as temporary:
-            tokenizer.save_pretrained(temporary / "tokenizer")
-            meta = inputs | {"key": key, "kind": source.kind}
-            meta |= {name: getattr(config, name) for name in ("source", "detokenizer", "tokenizer")}
-            meta |= {"beginning": len(around[0])} if around[0] else {}
-            _write(temporary, meta, source, encoder, around, len(tokenizer), show)
+            _write(temporary, inputs | {"key": key}, config, source, tokenizer, show)
     store = open_store(folder)
     if store.meta["key"] != key:
         raise InputError(f"{folder} contains a token store of other data or settings: choose another folder")
@@ -219,28 +214,26 @@ def _fitting(store: TokenStore, layout: Layout) -> TokenStore:
     return TokenStore(store.folder, store.meta | {"left_out": left_out}, splits) if left_out else store
 
 
-def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig, end: int) -> Split:
-    """Texts as a split in memory, each a document that ends in the token `end`, in sentences as `config` has them."""
-    encoder, first = SentenceEncoder(tokenizer, config), beginning(tokenizer)
-    dtype = np.dtype("<u4")
+def split_of(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> Split:
+    """Return texts as a split in memory, each a document, in sentences as `config` has them."""
+    encoder, dtype = SentenceEncoder(tokenizer, config), np.dtype("<u4")
     with TemporaryDirectory() as folder:
-        _write_split(Path(folder) / "texts", map(Document, texts), encoder, (first, end), dtype)
-        return _open_split(Path(folder) / "texts", dtype, len(first)).map(np.array)
+        _write_split(Path(folder) / "texts", map(Document, texts), encoder, dtype)
+        return _open_split(Path(folder) / "texts", dtype, len(encoder.first)).map(np.array)
 
 
 def report(store: TokenStore, *, sentences: bool) -> list[str]:
     """Return lines on documents that were left out and, with `sentences`, on sentences that were cut."""
     cap, counts = store.meta["settings"]["max_sentence_tokens"], store.meta["counts"]
     remarks = {
-        "cut_sentences": f"sentence;longer than {cap} tokens and cut",
-        "empty_documents": "document;empty and left out",
-        "dropped_documents": "document;left out, as a later split has the same text",
+        "cut_sentences": ("sentence", f"longer than {cap} tokens and cut"),
+        "empty_documents": ("document", "empty and left out"),
+        "dropped_documents": ("document", "left out, as a later split has the same text"),
     }
     lines = []
-    for name, remark in remarks.items():
+    for name, (what, how) in remarks.items():
         count = sum(split.get(name, 0) for split in counts.values())
         if count and (sentences or name != "cut_sentences"):
-            what, how = remark.split(";")
             lines.append(f"{count:,} {what}{' was' if count == 1 else 's were'} {how}")
     for split, count in store.meta.get("left_out", {}).items():
         lines.append(
@@ -279,14 +272,15 @@ def before_preparing(config: DataConfig) -> DataConfig:
 
 def _write(
     folder: Path,
-    meta: JsonObject,
+    inputs: JsonObject,
+    config: DataConfig,
     source: Source,
-    encoder: SentenceEncoder,
-    around: tuple[list[int], int],
-    vocabulary: int,
+    tokenizer: PreTrainedTokenizerFast,
     show: bool,
 ) -> None:
+    encoder, vocabulary = SentenceEncoder(tokenizer, config, source.kind), len(tokenizer)
     dtype = np.dtype("<u2" if vocabulary < 2**16 else "<u4")
+    tokenizer.save_pretrained(folder / "tokenizer")
     counts, done = {}, 0
     with progress(f"preparing {source.name}", sum(map(source.size, source.splits)), show=show) as bar:
 
@@ -298,24 +292,21 @@ def _write(
                 bar.update(done, split)
 
         for split in source.splits:
-            counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, around, dtype)
-            counts[split]["dropped_documents"] = source.dropped.get(split, 0)
-            counts[split]["empty_documents"] = source.empty.get(split, 0)
+            counts[split] = _write_split(folder / split, report(source.documents(split)), encoder, dtype)
+            left_out = {"dropped_documents": source.dropped, "empty_documents": source.empty}
+            counts[split] |= {name: number.get(split, 0) for name, number in left_out.items()}
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
-    meta |= {"dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
+    meta = inputs | {name: getattr(config, name) for name in ("source", "detokenizer", "tokenizer")}
+    meta |= {"kind": source.kind, "dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
+    meta |= {"beginning": len(encoder.first)} if encoder.first else {}
     meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})
     (folder / "meta.json").write_text(json.dumps(sealed(meta), indent=1))
 
 
 def _write_split(
-    folder: Path,
-    documents: Iterator[Document],
-    encoder: SentenceEncoder,
-    around: tuple[list[int], int],
-    dtype: np.dtype,
+    folder: Path, documents: Iterator[Document], encoder: SentenceEncoder, dtype: np.dtype
 ) -> dict[str, int]:
-    """Write a split; `around`: the tokens before each document, and the one after it."""
-    first, end = around
+    first, end = encoder.first, encoder.end
     counts = dict.fromkeys(("documents", "segments", "tokens", "bytes", "cut_sentences", "merged_sentences"), 0)
     folder.mkdir()
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError, reading, require
 from mentalese.files import RECORD, JsonObject, check_files, file_hashes, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 from mentalese.screen import progress
@@ -232,16 +232,10 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
                 f"{path!r} contains no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
                 "bpe:SIZE or hub:NAME"
             )
-    try:
-        with nullcontext() if name == path else hub_or_cache("tokenizer", path):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-            _name_by_config(tokenizer)
-            return tokenizer
-    except InputError:
-        raise
-    except (OSError, ValueError, ImportError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise InputError(f"the tokenizer {path!r} cannot be opened: {first_line}") from error
+    with reading(f"the tokenizer {path!r}"), nullcontext() if name == path else hub_or_cache("tokenizer", path):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        _name_by_config(tokenizer)
+        return tokenizer
 
 
 def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -137,7 +137,7 @@ class Saved(TextModel):
         for number, text in enumerate(texts):
             if not text.strip():
                 raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
-        split = split_of(texts, self.tokenizer, self.data, self.layout.special_ids(self.tokenizer)["eos_token_id"])
+        split = split_of(texts, self.tokenizer, self.data)
         return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
 
     def think(self, text: str, **options: Any) -> ThoughtTrace:
