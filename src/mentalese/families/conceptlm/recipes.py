@@ -29,7 +29,7 @@ from mentalese.families.baselines.recipes import (
     llama,
     neox,
 )
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 PILE = "hub:monology/pile-uncopyrighted"
 TITLES = {
@@ -39,12 +39,12 @@ TITLES = {
     "context": "ContextLM, the next concept implicit",
     "mtp": "multi-token prediction",
 }
-SHORT: dict[str, Any] = {"vq_weight": 100.0}
+SHORT: Fields = {"vq_weight": 100.0}
 """Of short runs: codes follow the gradient that moves them most, and with weight 1 that is the tokens'."""
 IMPLICIT = {"codebook": None, "ncp_weight": 0.0, "vq_weight": 0.0}
 
 
-def deeper(decoder: dict[str, Any], layers: int) -> dict[str, Any]:
+def deeper(decoder: Fields, layers: int) -> Fields:
     """Return the decoder with `layers` more token layers."""
     name = "n_layer" if "n_layer" in decoder else "num_hidden_layers"
     return decoder | {name: decoder[name] + layers}
@@ -57,9 +57,8 @@ def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recip
         suffix: suffix of the new name; by default `-NAME`, and empty for ConceptLM.
         fields: fields of the model's config.
     """
-    decoder = recipe.model
-    wrapped = {"backbone": decoder, **fields}
-    models: dict[str, dict[str, Any]] = {
+    decoder, wrapped = recipe.model, {"backbone": recipe.model, **fields}
+    models: dict[str, Fields] = {
         "concept": {"model_type": "conceptlm", **wrapped},
         "base": decoder,
         "pm": deeper(decoder, 2),
@@ -68,16 +67,13 @@ def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recip
     }
     where = f" before layer {fields['insert_depth']}" if "insert_depth" in fields else ""
     where += ", normed" if fields.get("fusion") == "norm_sum" else ""
-    return dataclasses.replace(
-        recipe,
-        name=recipe.name + (suffix or ("" if name == "concept" else f"-{name}")),
-        description=f"{recipe.description}: {TITLES[name]}{where}",
-        model=models[name],
-    )
+    suffix = suffix or ("" if name == "concept" else f"-{name}")
+    changed = recipe.replace(name=recipe.name + suffix, description=f"{recipe.description}: {TITLES[name]}{where}")
+    return dataclasses.replace(changed, model=models[name])
 
 
 def against(recipe: Recipe, baseline: Recipe) -> Recipe:
-    return dataclasses.replace(recipe, baseline=baseline.name)
+    return recipe.replace(baseline=baseline.name)
 
 
 # -------------------------------------------------------------------------------------------------------- small ones
@@ -97,16 +93,15 @@ def tiny() -> list[Recipe]:
     )
     # Outputs of a layer drift faster than embeddings do: codes need more steps on the same number of tokens, and
     # smaller ones after GPT-2's first layer.
-    steps = dataclasses.replace(recipe, layout=Packed(batch_size=2), baseline=None)
-    smaller = dataclasses.replace(steps, optimizer=dataclasses.replace(steps.optimizer, learning_rate=1e-3))
+    steps = recipe.replace(layout=Packed(batch_size=2), baseline=None)
+    smaller = steps.replace(optimizer={"learning_rate": 1e-3})
     narrow = {
         "neox": neox(64, 4, layers=4, context=256),
         "llama": llama(64, 4, layers=4, mlp=192, key_value_heads=2, tied=True, context=256, theta=10_000.0),
     }
+    named = {name: steps.replace(name=f"{recipe.name}-{name}") for name in narrow}
     others = [
-        dataclasses.replace(
-            steps, name=f"{recipe.name}-{name}", description=f"{name}, 4 layers of width 64", model=model
-        )
+        dataclasses.replace(named[name], description=f"{name}, 4 layers of width 64", model=model)
         for name, model in narrow.items()
     ]
     return [
@@ -188,7 +183,7 @@ LONG = EvaluationConfig(max_documents=500, max_test_documents=500, documents_see
 
 
 def trained(
-    name: str, text: str, model: dict[str, Any], rate: float, tokens: int, paper: str, *, parts: int = 32, **fields: Any
+    name: str, text: str, model: Fields, rate: float, tokens: int, paper: str, *, parts: int = 32, **fields: Any
 ) -> Recipe:
     """Return a run of the paper.
 
@@ -230,10 +225,8 @@ def table1() -> list[Recipe]:
             variant(recipe, "context", insert_depth=0),
         ]
         # The release's head is untied, and its codebook loss is the sum over segments, not the mean.
-        untied = dataclasses.replace(
-            recipe,
-            description=f"{recipe.description}, untied as in the release",
-            model=recipe.model | {"tie_word_embeddings": False},
+        untied = recipe.replace(
+            description=f"{recipe.description}, untied as in the release", model={"tie_word_embeddings": False}
         )
         matched = variant(untied, "pm", "-release-pm")
         normed = {"insert_depth": 0, "fusion": "norm_sum"}
@@ -254,7 +247,7 @@ def table1() -> list[Recipe]:
     for size, (width, heads, layers, rate) in PYTHIA.items():
         rate = 4e-4 if size == "410m" else rate  # table 11; Pythia used 3e-4
         base = variant(pythia(f"table1-pythia-{size}", "Table 1", 300, width, heads, layers, rate), "base")
-        recipe = dataclasses.replace(base, name=base.name.removesuffix("-base"))
+        recipe = base.replace(name=base.name.removesuffix("-base"))
         recipes += [against(variant(recipe, name), base) for name in ("concept", "context")]
         recipes.append(base)
     return recipes
@@ -305,7 +298,7 @@ def table3() -> list[Recipe]:
         evaluation=LONG,
     )
     # Float32 weights and Adam's moments, 16 bytes per weight, exceed the memory of a GPU.
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, parallel="fsdp"))
+    recipe = recipe.replace(train={"parallel": "fsdp"})
     pm = variant(recipe, "pm")
     return [against(variant(recipe, "concept"), pm), pm, variant(recipe, "base")]
 

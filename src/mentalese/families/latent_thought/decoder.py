@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.families.latent_thought.blocks import Block, Encoder, PackedBatch, Past, slot_positions
 from mentalese.families.latent_thought.config import NORM_EPS, LTMConfig
 from mentalese.models.cache import ThoughtCache
@@ -170,11 +170,10 @@ class LTMDecoder(LatentThoughtModel[E]):
 
     def check_z(self, z: Tensor | None, rows: int) -> Tensor | None:
         """Return the thoughts from the caller; raise `InputError` unless their shape is [rows, N_z, d]."""
-        config = self.config
-        shape = (rows, config.num_latents, config.hidden_size)
-        if z is not None and (z.shape != shape or not config.num_latents):
-            remedy = f"pass {list(shape)}" if config.num_latents else "this model has no thoughts (num_latents is 0)"
-            raise InputError(f"z has the shape {list(z.shape)}: {remedy}")
+        shape = [rows, self.config.num_latents, self.config.hidden_size]
+        if z is not None:
+            remedy = f"pass {shape}" if shape[1] else "this model has no thoughts (num_latents is 0)"
+            require([*z.shape] == shape and shape[1] > 0, "z.shape", [*z.shape], remedy)
         return z
 
     # ------------------------------------------------------------------------------------- cost

@@ -1,8 +1,7 @@
 """The posterior over a text's thoughts, by gradient steps (fast learning; Kong et al., section 2.2) or an encoder.
 
 Only the parameters of the posterior get gradients, and everything that does not depend on thoughts is computed once
-(`LTMDecoder.read`). Rows never mix: a row's noise is a function of the seed and the row's targets, so its
-posterior is the same in every batch, on every rank and with any padding.
+(`LTMDecoder.read`). Rows never mix, and a row's noise is a function of the seed and its targets.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.families.latent_thought.config import LTMConfig
 from mentalese.nn.linear import is_plain
 from mentalese.nn.loss import IGNORED, linear_nll_sum
@@ -89,9 +88,7 @@ def infer(
     seed: int | Tensor = 0,
     show: bool = False,
 ) -> Posterior:
-    """Return the posterior over the thoughts that explain a batch's labels, for each row.
-
-    The posterior of a row without targets is the prior. Works under `torch.no_grad` and `torch.inference_mode` too.
+    """Return the posterior over the thoughts that explain a batch's labels; of a row without targets it is the prior.
 
     Args:
         batch: see `Batch`; thoughts explain each of `labels`, given the tokens before it.
@@ -103,8 +100,7 @@ def infer(
         InputError: the model has no thoughts, or an argument is out of range or has no effect.
         FloatingPointError: an ELBO is not finite; the message names step and row.
     """
-    if not model.config.num_latents:
-        raise InputError("num_latents is 0: this model has no thoughts to infer")
+    require(model.config.num_latents > 0, "num_latents", 0, "this model has no thoughts to infer")
     config = inference_config(model, inference=inference, fast_steps=fast_steps, fast_learning_rate=fast_learning_rate)
     with torch.inference_mode(False), torch.no_grad():
         batch = differentiable(batch)
@@ -134,12 +130,11 @@ def inference_config(model: LTMDecoder, **fields: object) -> LTMConfig:
     for name, value in fields.items():
         setattr(config, name, value)
     methods = ("variational", "langevin") if model.encoder is None else ("variational", "langevin", "amortised")
-    if config.inference not in methods:
-        raise InputError(f"inference is {config.inference!r}: this model has {', '.join(methods)}")
+    require(config.inference in methods, "inference", config.inference, f"this model has {', '.join(methods)}")
     unused = {"amortised": ("fast_steps", "fast_learning_rate"), "langevin": ("fast_learning_rate",)}
     for name in unused.get(config.inference, ()):
-        if name in fields:
-            raise InputError(f"{name} is {fields[name]}: {config.inference} inference does not use it, so remove it")
+        remedy = f"{config.inference} inference does not use it, so remove it"
+        require(name not in fields, name, fields.get(name), remedy)
     checked("fast_steps", Positive, config.fast_steps)
     checked("fast_learning_rate", PositiveNumber, config.fast_learning_rate)
     return config

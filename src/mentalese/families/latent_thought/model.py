@@ -1,11 +1,10 @@
 """Latent Thought Models (Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation").
 
 A decoder with a short window whose layers also attend to thoughts z: for each text, a set of vectors per layer with
-the prior N(0, I). Nothing predicts z. Fast learning fits a posterior over the thoughts of each text by gradient steps
-on its ELBO (`inference.py`). Slow learning then updates the weights on the text, given a draw of these thoughts.
+the prior N(0, I). Fast learning fits a posterior over the thoughts of each text by gradient steps on its ELBO
+(`inference.py`). Slow learning then updates the weights on the text, given a draw of these thoughts.
 
-Without thoughts, `forward` uses the prior mean, zero, for which cross-attention adds nothing. A perplexity is a
-bound, exp of the negative ELBO per token: z is inferred from the scored text itself, at the cost of the KL term.
+Without thoughts, `forward` uses the prior mean, zero, for which cross-attention adds nothing.
 
 Sections and equations are the paper's. Letters in shapes: B rows of N tokens, n thoughts per layer, N_z in all, d
 hidden size. Rows are packed: they begin at their first token, and padding comes after the last.
@@ -23,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.families.latent_thought.blocks import PackedBatch
 from mentalese.families.latent_thought.decoder import LTMCache, LTMDecoder
 from mentalese.families.latent_thought.inference import (
@@ -142,14 +141,11 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the loss of Algorithm 1: fast learning of thoughts, then the mean cross-entropy given a draw of them.
 
-        With `slow_grad="accumulate"` the loss has the same value, but the weights also get the gradient of the negative
-        ELBO of each fast step: summed over the targets of a row, averaged over rows, summed over steps.
-
-        With `inference="amortised"`, a single pass gives the negative ELBO per target, with a draw from the encoder's
-        posterior.
+        With `slow_grad="accumulate"` the weights also get the gradient of the negative ELBO of each fast step: summed
+        over the targets of a row, averaged over rows, summed over steps. With an encoder the loss is the negative ELBO
+        per target, given a draw from its posterior (Eq. 5).
 
         Args:
-            batch: see `Batch`.
             settings: `fast_learning_rate`, which is written to the config, so that scores and saved models use the last
                 rate of training; `kl_weight`, the weight of the KL in an encoder's ELBO, 1 by default.
 
@@ -192,12 +188,10 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     @torch.no_grad()
     def _metrics(self, posterior: Posterior, nll: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return nats per target, and the share of channels of thoughts whose means differ between rows."""
-        active = (posterior.mu.var(0, unbiased=False) > 0.01).float().mean()
-        metrics = {"active_units": active}
+        metrics = {"active_units": (posterior.mu.var(0, unbiased=False) > 0.01).float().mean()}
         if posterior.log_var is None:
             return metrics
-        layers = posterior.kl_by_layer(1 if self.config.shared_latents else self.config.num_hidden_layers)
-        kl = layers.sum(0) / targets
+        kl = posterior.kl_by_layer(self.thought_layers).sum(0) / targets
         metrics |= {"kl": kl.sum(), "elbo": -(nll + kl.sum())}
         return metrics | {f"kl.layer_{layer}": value for layer, value in enumerate(kl)}
 
@@ -207,10 +201,9 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     def estimators(self) -> tuple[str, ...]:
         """The estimators of scores, by the tokens from which thoughts are inferred.
 
-        `elbo-bound`: the labels themselves. The KL of the thoughts is spread evenly over the row's labels; the sum is
-        the negative ELBO, a bound.
-        `fitted-draw`: the same with one draw of noise in all fast steps, under which the labels are then scored. So the
-        release scores; it is not a bound, as thoughts have been fitted to the draw.
+        `elbo-bound`: the labels themselves; their KL is spread evenly over them, and the sum is the negative ELBO.
+        `fitted-draw`: the same with one draw of noise in all fast steps, under which the labels are then scored, as the
+        release does; not a bound, because thoughts have been fitted to the draw.
         `prefix`: all before the second half of the labels; only this half is scored: an ordinary prediction.
         `context`: the tokens before the first label; if there are none, thoughts are a draw from the prior.
         A model without thoughts has `exact`, and `prefix`, which scores the same half.
@@ -224,14 +217,12 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         return {"estimator": "context"} if self.config.num_latents else {}
 
     def scoring_protocol(self, estimator: str) -> dict[str, Any]:
-        """See `LanguageModel.scoring_protocol`."""
-        config = self.config
-        if not config.num_latents:
+        if not self.config.num_latents:
             return {}
         steps = ("fast_steps", "fast_learning_rate", "fast_schedule", "fast_optimizer", "noise")
         names = ("num_latents", *(steps if self.encoder is None else ("encoder_layers",)))
         fixed = {"noise": "fixed"} if estimator == "fitted-draw" else {}
-        return {"inference": {name: getattr(config, name) for name in names} | fixed}
+        return {"inference": {name: getattr(self.config, name) for name in names} | fixed}
 
     def scored_labels(self, batch: Batch, estimator: str) -> Tensor:
         """See `LanguageModel.scored_labels`, and `estimators`; a label at a row's first token never counts."""
@@ -258,30 +249,27 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     ) -> dict[str, Tensor]:
         """Return `nll` of each label and, where thoughts explain the labels, its share of the row's `kl`.
 
-        The KL is 0 for thoughts that a control replaces. Inference is Algorithm 1, or the encoder's.
-
         Args:
             estimator: one of `estimators`.
             fast_steps: T_fast; `None`: the config's.
             seed: seeds the noise; with the same seed a row has the same score in every batch.
         """
-        estimator = estimator or self.estimators[0]
-        if estimator not in self.estimators:
-            raise InputError(f"estimator is {estimator!r}: this model has {', '.join(self.estimators)}")
+        estimator, known = estimator or self.estimators[0], self.estimators
+        require(estimator in known, "estimator", estimator, f"this model has {', '.join(known)}")
         if not self.config.num_latents:
             return {"nll": super().token_nll(batch | {"labels": self.scored_labels(batch, estimator)})}
         batch = differentiable(batch)
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         labels = self.scored_labels(batch, estimator)
-        targets = evidence = packed.rows.targets(labels)
+        targets = packed.rows.targets(labels)
         of_labels = estimator in ("elbo-bound", "fitted-draw")
-        if not of_labels:
-            evidence = packed.rows.targets(self._context(batch, labels))
+        evidence = targets if of_labels else packed.rows.targets(self._context(batch, labels))
         noise = "fixed" if estimator == "fitted-draw" else None
         config = inference_config(self, inference=self.config.scoring, fast_steps=fast_steps, noise=noise)
         posterior, _ = fit(self, x, packed, evidence, config, seed=seed)
         z = controlled(posterior.sample(fresh=estimator == "elbo-bound"), self.config.thought_control)
-        parts = {"nll": self._nll(self.decode(x, z, packed), targets)}
+        hidden = self.decode(x, z, packed)[:, :-1].flatten(0, 1)
+        parts = {"nll": linear_nll(hidden, self.loss_head(), targets.flatten()).view(targets.shape)}
         if of_labels:
             counted = targets != IGNORED
             kl = posterior.kl_by_layer(1) / counted.sum(1, keepdim=True).clamp(min=1) * counted
@@ -308,11 +296,6 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         posterior = infer(self, batch | {"labels": context}, inference=self.config.scoring)
         return inputs | {"z": controlled(posterior.sample(), self.config.thought_control)}
 
-    def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return the nats [B, N - 1] of all tokens except the first."""
-        nll = linear_nll(hidden[:, :-1].flatten(0, 1), self.loss_head(), targets.flatten())
-        return nll.view(targets.shape)
-
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
     def encode(
@@ -327,9 +310,6 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         fast_steps: int | None = None,
     ) -> LTMEncoded:
         """Return final hidden states [B, L, d] given thoughts, by default the prior mean; zero at padding.
-
-        This method never infers thoughts, because inference reads the text to predict: see `infer`, `token_nll`,
-        `generate`.
 
         Args:
             trace: also keep thoughts for `fill`: `z`, or thoughts inferred from the whole row.
@@ -355,9 +335,8 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         if trace and self.config.num_latents and z is None:
             batch = prompt_batch(input_ids, attention_mask)
             posterior = infer(self, batch, inference=self.config.scoring, fast_steps=fast_steps)
-            encoded.explained = self.encode(
-                input_ids, attention_mask, z=controlled(posterior.mu, self.config.thought_control)
-            )
+            z = controlled(posterior.mu, self.config.thought_control)
+            encoded.explained = self.encode(input_ids, attention_mask, z=z)
             encoded.explained.posterior = posterior
         return encoded
 
@@ -376,9 +355,8 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     def fill(self, traces: list[ThoughtTrace], encoded: LTMEncoded, real: Tensor) -> None:
         """Add a row's thoughts, each of which covers the whole row, and the curves of their inference.
 
-        `elbo`, `nll` and `kl` are nats of the row at each fast step, if there are steps; `kl_by_layer` is the final KL.
         Readings are texts decoded greedily from the row's first token and the thoughts of only the first layers
-        (appendix B); each costs a cached decoding of the whole batch.
+        (appendix B).
         """
         config, z, packed, posterior = self.config, encoded.z, encoded.packed, encoded.posterior
         readings: dict[str, Tensor] = {}
@@ -507,12 +485,17 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
             inputs, mask = inputs.repeat_interleave(copies, dim=0), mask.repeat_interleave(copies, dim=0)
             seeds = (seeds[:, None] + torch.arange(copies, device=seeds.device)).flatten()
             kwargs["num_return_sequences"] = 1
-        batch = prompt_batch(inputs, mask)
-        z = infer(self, batch, fast_steps=fast_steps, seed=seeds, show=show_progress).sample()
-        z = controlled(z, self.config.thought_control)
+        z = self._drawn(inputs, mask, fast_steps, seeds, show_progress)
         if infer_every is not None:
             kwargs["again"] = Reinference(infer_every, inputs.shape[1], fast_steps, seeds)
         return super().generate(inputs, generation_config, attention_mask=mask, z=z, **kwargs)
+
+    def _drawn(
+        self, ids: Tensor, mask: Tensor | None, fast_steps: int | None, seeds: Tensor, show: bool = False
+    ) -> Tensor:
+        """Return a draw [B, N_z, d] from the posterior given these tokens, under the model's control."""
+        posterior = infer(self, prompt_batch(ids, mask), fast_steps=fast_steps, seed=seeds, show=show)
+        return controlled(posterior.sample(), self.config.thought_control)
 
     def prepare_inputs_for_generation(
         self,
@@ -527,10 +510,9 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         cache = kwargs.get(CACHE)
         end = 0 if again is None else again.due(input_ids.shape[1])
         if again is not None and end and (cache is None or end == input_ids.shape[1]):
-            batch = prompt_batch(input_ids[:, :end], None if attention_mask is None else attention_mask[:, :end])
             seeds = again.seeds.repeat_interleave(len(input_ids) // len(again.seeds))  # beams of a prompt share one
-            z = infer(self, batch, fast_steps=again.fast_steps, seed=seeds).sample()
-            z = controlled(z, self.config.thought_control)
+            mask = None if attention_mask is None else attention_mask[:, :end]
+            z = self._drawn(input_ids[:, :end], mask, again.fast_steps, seeds)
             if cache is not None:
                 cache.reset()
                 next_sequence_length = None

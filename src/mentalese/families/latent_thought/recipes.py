@@ -15,11 +15,11 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
-from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, initial_weights
-from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, WIKITEXT, initial_weights
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
-ALGORITHM_1: dict[str, Any] = {
+ALGORITHM_1: Fields = {
     "noise": "resampled",
     "fast_optimizer": "adam",
     "fast_learning_rate": 0.3,
@@ -33,7 +33,7 @@ ANNEALED = (Phase(model={"kl_weight": [0.0, 1.0]}),)
 RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
 
-def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> dict[str, Any]:
+def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> Fields:
     """Return a decoder trained on blocks of `length`, with `latents` thoughts in all."""
     return {
         "model_type": "ltm",
@@ -48,7 +48,7 @@ def model(width: int, heads: int, layers: int, length: int, window: int, latents
     }
 
 
-def own(width: int, *sizes: int, **fields: Any) -> dict[str, Any]:
+def own(width: int, *sizes: int, **fields: Any) -> Fields:
     """Return a small model. At small widths, it uses thoughts only if initial weights follow the width (README)."""
     return model(width, *sizes, initializer_range=initial_weights(width), **fields)
 
@@ -62,20 +62,15 @@ def without_thoughts(recipe: Recipe) -> Recipe:
     """Return `-ar`, the same blocks without cross-attention and inference."""
     inference = ("fast_", "langevin_", "encoder_", "inference", "initial_", "noise", "slow_grad")
     plain = {k: v for k, v in recipe.model.items() if not k.startswith(inference)}
-    return dataclasses.replace(
-        recipe,
-        name=f"{recipe.name}-ar",
-        description=f"the baseline of {recipe.name}: the same blocks without thoughts",
-        model=plain | {"num_latents": 0},
-        phases=(),
-        baseline=None,
-    )
+    description = f"the baseline of {recipe.name}: the same blocks without thoughts"
+    recipe = dataclasses.replace(recipe, model=plain | {"num_latents": 0})
+    return recipe.replace(name=f"{recipe.name}-ar", description=description, phases=(), baseline=None)
 
 
 def with_baseline(recipe: Recipe) -> list[Recipe]:
     """Return the recipe and its `-ar`."""
     baseline = without_thoughts(recipe)
-    return [dataclasses.replace(recipe, baseline=baseline.name), baseline]
+    return [recipe.replace(baseline=baseline.name), baseline]
 
 
 # Adam moves a log variance, which starts at -5, by about the learning rate per step: few steps need a large rate.
@@ -89,11 +84,10 @@ TINY = Recipe(
     evaluation=blocks(256, max_documents=4),
 )
 
-TINY_LANGEVIN = dataclasses.replace(
-    TINY,
+TINY_LANGEVIN = TINY.replace(
     name="latent_thought/tiny-langevin",
     description="latent_thought/tiny by Langevin sampling",
-    model=TINY.model | {"inference": "langevin", "langevin_step_size": 0.02},
+    model={"inference": "langevin", "langevin_step_size": 0.02},
     baseline="latent_thought/tiny-ar",
 )
 TINY_VAE = dataclasses.replace(
@@ -109,7 +103,7 @@ SMALL = Recipe(
     name="latent_thought/small",
     description="6 layers of width 384, 4 thoughts per layer, 16 fast steps, 100M tokens of WikiText-103",
     model=own(384, 6, 6, 512, 128, 24),
-    data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
+    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
     layout=Packed(sequence_length=512, batch_size=64),
     optimizer=OptimizerConfig(learning_rate=1e-3),
     train=TrainConfig(tokens=100_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
@@ -140,11 +134,10 @@ def openstax() -> list[Recipe]:
         )
 
     recipes = [thoughts(8, 0.6, "constant"), thoughts(16, 0.3, "constant"), thoughts(32, 0.3, "cosine")]
-    accumulated = dataclasses.replace(
-        thoughts(16, 0.3, "constant", "-accumulate", slow_grad="accumulate"),
-        description="latent_thought/openstax-t16 whose weights also get the gradients of all fast steps",
+    accumulated = thoughts(16, 0.3, "constant", "-accumulate", slow_grad="accumulate").replace(
+        description="latent_thought/openstax-t16 whose weights also get the gradients of all fast steps"
     )
-    plain = dataclasses.replace(without_thoughts(recipes[0]), name="latent_thought/openstax-ar")
+    plain = without_thoughts(recipes[0]).replace(name="latent_thought/openstax-ar")
     return [*recipes, accumulated, plain]
 
 
@@ -189,27 +182,23 @@ def table1() -> list[Recipe]:
             ("large", 64, 900_000_000),
         )
     )
-    large = dataclasses.replace(
-        large,
+    large = large.replace(
         description=f"{large.description}: the first 0.9B of 3B tokens",
-        train=dataclasses.replace(large.train, schedule_share=900_000_000 / LONGEST),
+        train={"schedule_share": 900_000_000 / LONGEST},
     )
-    matched = dataclasses.replace(
-        without_thoughts(large),
+    matched = without_thoughts(large).replace(
         name="latent_thought/table1-ar",
         description="Table 1: AR-Retrained, 16 layers of width 512 without thoughts, 76M, 105B tokens",
-        train=dataclasses.replace(large.train, tokens=105_000_000_000, schedule_share=1.0),
+        model={"num_hidden_layers": 16},
+        train={"tokens": 105_000_000_000, "schedule_share": 1.0},
     )
-    matched = dataclasses.replace(matched, model=matched.model | {"num_hidden_layers": 16})
-    copied = dataclasses.replace(
-        matched,
+    published = {"learning_rate": 3e-4, "betas": (0.9, 0.999), "weight_decay": 0.0}
+    copied = matched.replace(
         name="latent_thought/table1-ar-110m",
         description="Table 1: AR of Sahoo et al., 12 layers of width 768, full attention, 1M steps (524B tokens)",
         model=model(768, 12, 12, 1024, 1024, 0),
-        optimizer=OptimizerConfig(
-            learning_rate=3e-4, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant", warmup=2500
-        ),
-        train=dataclasses.replace(matched.train, tokens=None, steps=1_000_000),
+        optimizer=published | {"schedule": "constant", "warmup": 2500},
+        train={"tokens": None, "steps": 1_000_000},
     )
     return [*with_baseline(small), *with_baseline(medium), *with_baseline(large), matched, copied]
 
@@ -227,17 +216,13 @@ FIGURE1 = [
     for latents in (24, 48, 96, 192)
 ]
 
-ABLATIONS = [
-    dataclasses.replace(
-        paper("table4-vae", "Table 4: a VAE, large's decoder and an encoder of 12 layers", 12, 1, 24),
-        model=model(512, 8, 12, 1024, 256, 24, inference="amortised", encoder_layers=12),
-        phases=ANNEALED,
-    ),
-    dataclasses.replace(
-        paper("table4-langevin", "Table 4: large, Langevin sampling", 12, 64, 24, inference="langevin"), phases=()
-    ),
-    paper("shared", "Section 2.1: large, one set of thoughts for all layers", 12, 64, 24, shared_latents=True),
-]
+VAE = dataclasses.replace(
+    paper("table4-vae", "Table 4: a VAE, large's decoder and an encoder of 12 layers", 12, 1, 24),
+    model=model(512, 8, 12, 1024, 256, 24, inference="amortised", encoder_layers=12),
+    phases=ANNEALED,
+)
+LANGEVIN = paper("table4-langevin", "Table 4: large, Langevin sampling", 12, 64, 24, inference="langevin")
+SHARED = paper("shared", "Section 2.1: large, one set of thoughts for all layers", 12, 64, 24, shared_latents=True)
 
 RECIPES = [
     *with_baseline(TINY),
@@ -247,5 +232,7 @@ RECIPES = [
     *openstax(),
     *table1(),
     *FIGURE1,
-    *ABLATIONS,
+    VAE,
+    LANGEVIN.replace(phases=()),
+    SHARED,
 ]

@@ -5,13 +5,12 @@ Tables 3 and 5 compare `table2-20m`, `-30m` and `-50m` with `gpt2-boundaries/tab
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import SentenceStreams
-from mentalese.recipe import Clock, DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
+from mentalese.families.baselines.recipes import GPT2_TOKENS, WIKITEXT
+from mentalese.recipe import Clock, DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
-WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-raw-v1"
 RELEASED_HEAD = {"sentence_head": "normalized"}
 """The release's vectors of length 1, which all published results have; recipes of the tables have the paper's head."""
 
@@ -20,13 +19,10 @@ def dropout_phases(
     token: float, sentence: float, half: int, full: int, clock: Clock = "sentence_steps"
 ) -> tuple[Phase, ...]:
     """Return phases of token and sentence dropout (B.2): half from sentence step `half`, all from `full`."""
+    rates = {half: (token / 2, sentence / 2), full: (token, sentence)}
     return tuple(
-        Phase(
-            start=start,
-            clock=clock,
-            model={"token_dropout": token * share, "sentence_dropout": sentence * share},
-        )
-        for start, share in ((half, 0.5), (full, 1.0))
+        Phase(start=start, clock=clock, model={"token_dropout": tokens, "sentence_dropout": sentences})
+        for start, (tokens, sentences) in rates.items()
     )
 
 
@@ -35,7 +31,7 @@ EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
 CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
 
 
-def sizes(width: int, heads: int, **fields: Any) -> dict[str, Any]:
+def sizes(width: int, heads: int, **fields: Any) -> Fields:
     """Return the `model` section of a recipe: 12 layers of this width, and further fields."""
     model = {"model_type": "thought_gestalt", "hidden_size": width, "num_hidden_layers": 12}
     return model | {"num_attention_heads": heads} | fields
@@ -82,9 +78,7 @@ def paper_recipe(
         name=f"thought_gestalt/table2-{suffix}",
         description=description,
         model=sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
-        data=DataConfig(
-            source=WIKITEXT, tokenizer="hub:openai-community/gpt2", sentences="sat", train_tokens=millions * 1_000_000
-        ),
+        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sentences="sat", train_tokens=millions * 1_000_000),
         layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000),
         optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.02),
         train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1_000),
@@ -107,19 +101,16 @@ def by_size(label: str, width: int, heads: int, token_dropout: float = 0.15) -> 
     return paper_recipe(label, description, width, heads, token_dropout=token_dropout)
 
 
-def released() -> Recipe:
-    """Return the release's settings that differ from the paper and can be expressed (README)."""
-    recipe = by_data(50)
-    return dataclasses.replace(
-        recipe,
-        name="thought_gestalt/release-50m",
-        description="as the authors' release: unit vectors, SwiGLU, dropout by optimiser steps, 50 million tokens",
-        model=recipe.model | RELEASED_HEAD | {"activation": "swiglu", "layer_norm_eps": 1e-6},
-        layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000, bucket_width=20),
-        optimizer=dataclasses.replace(recipe.optimizer, warmup=0.004),
-        phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(0.15, 0.15, half=2_000, full=7_000, clock="steps")),
-        paper=None,
-    )
+RELEASE = by_data(50).replace(
+    name="thought_gestalt/release-50m",
+    description="as the authors' release: unit vectors, SwiGLU, dropout by optimiser steps, 50 million tokens",
+    model=RELEASED_HEAD | {"activation": "swiglu", "layer_norm_eps": 1e-6},
+    layout={"bucket_width": 20},
+    optimizer={"warmup": 0.004},
+    phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(0.15, 0.15, half=2_000, full=7_000, clock="steps")),
+    paper=None,
+)
+"""The release's settings that differ from the paper and can be expressed (README)."""
 
 
 def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
@@ -143,17 +134,6 @@ def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recip
     )
 
 
-def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
-    """Return the model of 30 million tokens with some fields changed; `model`, `data` and `layout` are merged."""
-    recipe = by_data(30)
-    for section in ("model", "data", "layout"):
-        changed = changes.pop(section, {})
-        old = getattr(recipe, section)
-        joined = old | changed if section == "model" else dataclasses.replace(old, **changed)
-        recipe = dataclasses.replace(recipe, **{section: joined})
-    return dataclasses.replace(recipe, name=f"thought_gestalt/{name}", description=description, paper=paper, **changes)
-
-
 def spans(length: int, millions: int) -> Recipe:
     """Return a run on fixed spans of tokens instead of sentences; nothing else changes (Table 4).
 
@@ -161,51 +141,42 @@ def spans(length: int, millions: int) -> Recipe:
     document is then encoded as a whole, not sentence by sentence: a token at the seam of two sentences may differ.
     """
     recipe = by_data(millions)
-    return dataclasses.replace(
-        recipe,
+    longest = max(length, recipe.data.max_sentence_tokens)
+    return recipe.replace(
         name=f"thought_gestalt/table4-span{length}-{millions}m",
         description=f"spans of {length} tokens instead of sentences, {millions} million tokens of WikiText-103",
-        model=recipe.model | {"max_sentence_tokens": length},
-        data=dataclasses.replace(
-            recipe.data, sentences=f"fixed:{length}", max_sentence_tokens=max(length, recipe.data.max_sentence_tokens)
-        ),
+        model={"max_sentence_tokens": length},
+        data={"sentences": f"fixed:{length}", "max_sentence_tokens": longest},
         paper="Table 4, Figure 4",
     )
 
 
-DROPOUTS = dropout_phases(0.15, 0.15, half=2_000, full=7_000)
+def ablation(name: str, description: str, *, paper: str | None = "Table 1", **changes: Any) -> Recipe:
+    """Return the model of 30 million tokens with other fields."""
+    name = f"thought_gestalt/ablation-{name}"
+    return by_data(30).replace(name=name, description=description, paper=paper, **changes)
 
+
+DROPOUTS = dropout_phases(0.15, 0.15, half=2_000, full=7_000)
+CROSS_SELF = {"attention_layout": "cross_self"}
+SHORT = {"max_sentence_tokens": 32}
 ABLATIONS = [
+    ablation("self-cross", "self- then cross-attention in each block", model={"attention_layout": "self_cross"}),
+    ablation("parallel", "self- and cross-attention at once in each block", model={"attention_layout": "parallel"}),
+    ablation("cross-self", "cross- then self-attention in each block (not in the paper)", model=CROSS_SELF, paper=None),
+    ablation("no-memory", "no memory: one sentence of context", model={"memory": "none"}),
+    ablation("detach", "no gradient into the memory", model={"memory_gradient_window": 0}),
+    ablation("in-context", "the memory as a prefix of the sentence", model={"memory": "prefix"}),
+    ablation("last-layer", "sentence vectors from the last layer", model={"sentence_layer": 11}),
+    ablation("static-bos", "sentences start from BOS", model={"context_seeding": False}),
+    ablation("eos-weight", "ends of sentences count in full", phases=(*CURRICULUM, *DROPOUTS)),
     ablation(
-        "ablation-self-cross", "self- then cross-attention in each block", model={"attention_layout": "self_cross"}
-    ),
-    ablation(
-        "ablation-parallel", "self- and cross-attention at once in each block", model={"attention_layout": "parallel"}
-    ),
-    ablation(
-        "ablation-cross-self",
-        "cross- then self-attention in each block (not in the paper)",
-        model={"attention_layout": "cross_self"},
-        paper=None,
-    ),
-    ablation("ablation-no-memory", "no memory: one sentence of context", model={"memory": "none"}),
-    ablation("ablation-detach", "no gradient into the memory", model={"memory_gradient_window": 0}),
-    ablation("ablation-in-context", "the memory as a prefix of the sentence", model={"memory": "prefix"}),
-    ablation("ablation-last-layer", "sentence vectors from the last layer", model={"sentence_layer": 11}),
-    ablation("ablation-static-bos", "sentences start from BOS", model={"context_seeding": False}),
-    ablation("ablation-eos-weight", "ends of sentences count in full", phases=(*CURRICULUM, *DROPOUTS)),
-    ablation(
-        "ablation-fixed-streams",
+        "fixed-streams",
         "streams of 40 sentences from the start",
         layout={"max_sentences": 40},
         phases=(EOS_PHASE, *DROPOUTS),
     ),
-    ablation(
-        "ablation-short-sentences",
-        "sentences of at most 32 tokens",
-        model={"max_sentence_tokens": 32},
-        data={"max_sentence_tokens": 32},
-    ),
+    ablation("short-sentences", "sentences of at most 32 tokens", model=SHORT, data=SHORT),
 ]
 
 RECIPES = [
@@ -218,7 +189,7 @@ RECIPES = [
     by_size("1.3m", 96, 6, token_dropout=0.0),
     by_size("5.4m", 192, 6),
     by_size("21m", 384, 6),
-    released(),
+    RELEASE,
     *ABLATIONS,
     *(spans(length, millions) for length in (25, 50, 75) for millions in (20, 30, 50)),
 ]
