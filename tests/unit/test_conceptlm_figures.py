@@ -94,7 +94,7 @@ def test_a_run_from_before_r2_was_logged_is_drawn_without_it(tmp_path: Path) -> 
 
 def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:
     run = logged(tmp_path / "context", [{"step": 1, "tokens": 5, "ncp": 1.0}])
-    with pytest.raises(InputError, match="has logged no codebook_utilisation: use a run of a ConceptLM"):
+    with pytest.raises(InputError, match="has logged no codebook_utilisation, use a run of a ConceptLM"):
         write_figure("conceptlm/codebook", [str(run)], tmp_path / "codebook.svg")
     assert not (tmp_path / "codebook.svg").exists()
 
@@ -139,7 +139,7 @@ def test_a_perplexity_that_is_not_reached_has_no_share_and_runs_that_do_not_comp
     written = draw("shares", plain, own, out=tmp_path / "shares.svg")
     assert [written[axis]["share"] for axis in ("tokens", "flops", "parameters")] == [None] * 3
     other = finished(tmp_path, "other", "conceptlm", 11, [9, 4], text="another")
-    for paths, says in (([own], "use results of both"), ([plain, other], "trained on different texts")):
+    for paths, says in (([own], "use results of ConceptLM"), ([plain, other], "trained on different texts")):
         with pytest.raises(InputError, match=says):
             write_figure("conceptlm/shares", [str(path) for path in paths], tmp_path / "no.svg")
 
@@ -224,10 +224,10 @@ def test_what_cannot_be_drawn_is_refused(model: Path, recipe: Recipe, tmp_path: 
             write_figure("conceptlm/concepts", [str(path) for path in paths], out, text)
         assert not out.exists()
 
-    refused(model, model, says="needs MODEL, and 2 were given")
-    refused(model, text="a", says=f"the text has 2 tokens with its start: use one of {SIZE} .* to {LENGTH}")
-    refused(model, text="word " * LENGTH, says="tokens with its start: use one of")
+    refused(model, model, says="use MODEL")
+    refused(model, text="a", says=f"it has 2 tokens with its start, use one of {SIZE} .* to {LENGTH}")
+    refused(model, text="word " * LENGTH, says="tokens with its start, use one of")
     context = saved(tmp_path / "context", recipe, codebook=None, ncp_weight=0.0, vq_weight=0.0)
-    refused(context, says=r"has no codes \(conceptlm.codebook is None\): use a model with a codebook")
+    refused(context, says="use a ConceptLM with a codebook")
     gpt2 = dataclasses.replace(get_recipe("gpt2/tiny"), data=recipe.data, layout=recipe.layout)
-    refused(saved(tmp_path / "gpt2", gpt2), says="is a gpt2 model: use a ConceptLM")
+    refused(saved(tmp_path / "gpt2", gpt2), says="use a ConceptLM")

@@ -312,7 +312,7 @@ def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path:
         [None],
     )
     assert other["points"][0]["reversed"] == model["points"][0]["reversed"]
-    with pytest.raises(InputError, match="no path is a finished run: use at least two runs that differ in"):
+    with pytest.raises(InputError, match="use at least two finished runs that differ in"):
         write_figure("thought_gestalt/reversal-by-size", [str(run / "model")], tmp_path / "none.svg")
 
 
@@ -331,7 +331,7 @@ def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.C
     from_file = ["figure", "thought_gestalt/memory", str(run), "--out", str(tmp_path / "again.svg")]
     assert cli.main([*from_file, "--file", str(tmp_path / "text.txt")]) == 0
     assert (tmp_path / "again.svg").read_bytes() == out.read_bytes()
-    with pytest.raises(InputError, match="the text is one sentence"):
+    with pytest.raises(InputError, match="it is one sentence"):
         write_figure("thought_gestalt/memory", [str(run)], out, "Alone.")
     with pytest.raises(InputError, match="use MODEL"):
         write_figure("thought_gestalt/memory", [str(run), str(run)], out, text)

@@ -118,7 +118,7 @@ def test_perplexity_is_drawn_by_fast_steps_tokens_and_flops(tmp_path: Path) -> N
         (0, 16, 10.0),
     ]
     assert found[0]["curve"] == {"tokens": [100, 200], "flops": [1000, 2000], "perplexity": [9.0, 6.0]}
-    with pytest.raises(InputError, match=r"other.json has another text than .*a.json"):
+    with pytest.raises(InputError, match=r"other.json.*another text than .*a.json"):
         draw("scaling", runs[0], finished(tmp_path / "other.json", [9.0], "e"), out=tmp_path / "no.svg")
     with pytest.raises(InputError, match="use runs of Latent Thought Models"):
         draw("scaling", finished(tmp_path / "gpt2.json", [9.0], model_type="gpt2"), out=tmp_path / "no.svg")
@@ -272,7 +272,7 @@ def test_an_encoder_takes_no_steps_and_is_a_line(recipe: Recipe, tmp_path: Path)
     expected = opened.perplexity(opened.split("validation"))
     assert found["steps"] == [None]
     assert found["bound"] == pytest.approx([expected.nll], rel=1e-5)
-    with pytest.raises(InputError, match="has an encoder and takes no fast steps: use a model without an encoder"):
+    with pytest.raises(InputError, match="has an encoder and takes no fast steps, use a model without an encoder"):
         write_figure("latent_thought/inference", [str(encoder)], tmp_path / "inference.svg")
 
 
@@ -290,8 +290,8 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
 
     shared = saved(tmp_path / "shared", recipe, shared_latents=True)
     for name in ("reconstruction", "words", "inference"):
-        refused(name, plain, says=r"no thoughts \(num_latents is 0\): use a model with thoughts")
-        refused(name, run, plain, says="needs MODEL, and 2 were given")
+        refused(name, plain, says="no thoughts, use a model with thoughts")
+        refused(name, run, plain, says="use MODEL")
     for name in ("reconstruction", "words"):
         refused(name, shared, says="one set of thoughts for all layers .* use a model whose layers have their own")
     refused("words", run, text="word " * LENGTH, says=f"tokens with its start, and the model reads {LENGTH}: shorten")
@@ -299,7 +299,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
     refused("steps", run, saved(tmp_path / "smaller", smaller), says="another text, tokenizer or length")
     other = get_recipe("gpt2/tiny")
     other = dataclasses.replace(other, data=recipe.data, layout=recipe.layout)
-    refused("steps", saved(tmp_path / "gpt2", other), says="is a gpt2 model: use a Latent Thought Model")
+    refused("steps", saved(tmp_path / "gpt2", other), says="use a Latent Thought Model")
 
 
 def test_one_set_of_thoughts_for_all_layers_has_one_kl(recipe: Recipe, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mentalese.analyses.drawing import (
     read_result,
     read_run,
 )
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def codebook(paths: list[str]) -> Drawing:
     """
     runs = [[record for record in read_run(path) if "codebook_utilisation" in record] for path in paths]
     for path, records in zip(paths, runs):
-        if not records:
-            raise InputError(f"{path!r} has logged no codebook_utilisation: use a run of a ConceptLM with a codebook")
+        remedy = "it has logged no codebook_utilisation, use a run of a ConceptLM with a codebook"
+        require(bool(records), "the figure's path", path, remedy)
     curves = {name: title for name, title in CURVES.items() if all(name in record for of in runs for record in of)}
     picture, (panels,) = canvas(1, len(curves), 3.7 * len(curves), 3.6)
     numbers = []
@@ -112,10 +112,10 @@ def shares(paths: list[str]) -> Drawing:
     results = [read_result(path) for path in paths]
     conceptual = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
     plain = [r for r in results if r not in conceptual]
-    if not conceptual or not plain:
-        raise InputError("the figure conceptlm/shares compares ConceptLM with a plain decoder: use results of both")
-    if len({r["data_hash"] for r in results}) > 1:
-        raise InputError("the runs were trained on different texts: use runs on one text")
+    both = bool(conceptual and plain)
+    require(both, "the figure's paths", paths, "use results of ConceptLM and of a plain decoder")
+    one_text = len({r["data_hash"] for r in results}) == 1
+    require(one_text, "the figure's paths", paths, "the runs were trained on different texts, use runs on one text")
     largest, base = (max(group, key=size) for group in (conceptual, plain))
     curve, best = validated(largest), min(validated(base), key=lambda point: point["validation_perplexity"])
     target, scores = best["validation_perplexity"], [point["validation_perplexity"] for point in curve]
@@ -162,10 +162,8 @@ def _open(path: str) -> tuple[Saved, ConceptLMForCausalLM]:
 
     saved = load(path)
     config = saved.model.config
-    if config.model_type != "conceptlm":
-        raise InputError(f"{path} is a {config.model_type} model: use a ConceptLM")
-    if config.codebook is None:
-        raise InputError(f"{path} has no codes (conceptlm.codebook is None): use a model with a codebook")
+    has_codes = config.model_type == "conceptlm" and config.codebook is not None
+    require(has_codes, "the figure's path", path, "use a ConceptLM with a codebook")
     return in_rows(saved), cast("ConceptLMForCausalLM", saved.model)
 
 
@@ -198,8 +196,8 @@ def concepts(paths: list[str], text: str) -> Drawing:
     config, source, size = model.config, saved.data.source, model.config.chunk_size
     batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)
     count, length = batch["input_ids"].shape[1], saved.evaluation.context_length or 0
-    if not size <= count <= length:
-        raise InputError(f"the text has {count} tokens with its start: use one of {size} (a chunk) to {length} (a row)")
+    remedy = f"it has {count} tokens with its start, use one of {size} (a chunk) to {length} (a row)"
+    require(size <= count <= length, "the text", f"{text[:20]} ..", remedy)
     # The first chunks of the validation split: tokens [n, k], concepts [n, d] and codes [n, S].
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for rows in batches(saved, saved.split("validation"), "Reading the validation split"):
@@ -208,8 +206,8 @@ def concepts(paths: list[str], text: str) -> Drawing:
         if sum(len(part[0]) for part in parts) >= CHUNKS:
             break
     split_tokens, split_concepts, split_codes = (torch.cat(part)[:CHUNKS] for part in zip(*parts))
-    if not len(split_tokens):
-        raise InputError(f"no row of the validation split of {source} has {size} tokens: use a model of longer texts")
+    remedy = f"no row of its validation split has {size} tokens, use a model of longer texts"
+    require(len(split_tokens) > 0, "the model's source", source, remedy)
     used = usage(split_codes, config.num_codes)
     segment = int(used.perplexity.argmax())
 

@@ -31,7 +31,7 @@ from mentalese.analyses.drawing import (
     read_result,
     ticks_at,
 )
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def _open(path: str) -> tuple[Saved, LTMForCausalLM]:
 
     saved = load(path)
     config = saved.model.config
-    if config.model_type != "ltm":
-        raise InputError(f"{path} is a {config.model_type} model: use a Latent Thought Model")
+    require(config.model_type == "ltm", "the figure's path", path, "use a Latent Thought Model")
     saved = in_rows(saved, config.max_position_embeddings)
     return saved, cast("LTMForCausalLM", saved.model)
 
@@ -69,13 +68,10 @@ def _one(paths: list[str], *, layered: bool = False) -> tuple[Saved, LTMForCausa
     """Return the only model, which must have thoughts, and its name; `layered`: with thoughts for each layer."""
     [path] = paths
     saved, model = _open(path)
-    if not model.config.num_latents:
-        raise InputError(f"{path} has no thoughts (num_latents is 0): use a model with thoughts")
-    if layered and model.config.shared_latents:
-        raise InputError(
-            f"{path} has one set of thoughts for all layers (shared_latents is True): use a model whose layers have "
-            "their own"
-        )
+    config = model.config
+    require(config.num_latents > 0, "the figure's path", path, "it has no thoughts, use a model with thoughts")
+    remedy = "it has one set of thoughts for all layers, use a model whose layers have their own"
+    require(not (layered and config.shared_latents), "the figure's path", path, remedy)
     return saved, model, model_names([path])[0]
 
 
@@ -148,8 +144,8 @@ def words(paths: list[str], text: str) -> Drawing:
     saved, model, label = _one(paths, layered=True)
     batch = saved.layout.encode_prompts([text], saved.tokenizer, saved.data)
     ids, length = batch["input_ids"], saved.evaluation.context_length or 0
-    if ids.shape[1] > length:
-        raise InputError(f"the text has {ids.shape[1]} tokens with its start, and the model reads {length}: shorten it")
+    remedy = f"it has {ids.shape[1]} tokens with its start, and the model reads {length}: shorten it"
+    require(ids.shape[1] <= length, "the text", f"{text[:20]} ..", remedy)
     free, _ = _reconstruct(model, to_device(batch | {"labels": ids}, saved.device))
     right = (free.cpu() == ids)[1:, 0, 1:].numpy()
     spans = corpus_encoder(saved.tokenizer).encode(text, add_special_tokens=False).offsets
@@ -212,8 +208,8 @@ def inference(paths: list[str]) -> Drawing:
 
     saved, model, label = _one(paths)
     config = model.config
-    if config.scoring != "variational":
-        raise InputError(f"{saved.path} has an encoder and takes no fast steps: use a model without an encoder")
+    remedy = "it has an encoder and takes no fast steps, use a model without an encoder"
+    require(config.scoring == "variational", "the figure's path", saved.path, remedy)
     curves: dict[str, list[Tensor]] = {"NLL + KL": [], "NLL": [], "KL": []}
     layers: dict[int, list[Tensor]] = {config.fast_steps: [], BEYOND * config.fast_steps: []}
     for batch in batches(saved, saved.split("validation"), f"Inferring thoughts with {label}", ROWS):
@@ -261,8 +257,8 @@ def steps(paths: list[str]) -> Drawing:
     models = [_open(path) for path in paths]
     read = [(m.data.source, tokenizer_fingerprint(m.tokenizer), m.evaluation.context_length) for m, _ in models]
     for path, other in zip(paths, read):
-        if other != read[0]:
-            raise InputError(f"{path} has another text, tokenizer or length than {paths[0]}: use models with the same")
+        remedy = f"it has another text, tokenizer or length than {paths[0]}, use models with the same"
+        require(other == read[0], "the figure's path", path, remedy)
     picture, (panels,) = canvas(1, 3, 12, 4)
     numbers = []
     for i, ((saved, model), label) in enumerate(zip(models, model_names(paths))):
@@ -338,9 +334,9 @@ def scaling(paths: list[str]) -> Drawing:
     Perplexities of runs with thoughts are bounds; runs without thoughts are dashed.
     """
     runs = [_trained(path) for path in paths]
-    for run in runs[1:]:
-        if run["text"] != runs[0]["text"]:
-            raise InputError(f"{run['path']} has another text than {runs[0]['path']}: use runs of the same text")
+    for run in runs:
+        remedy = f"it has another text than {runs[0]['path']}, use runs of the same text"
+        require(run["text"] == runs[0]["text"], "the figure's path", run["path"], remedy)
     picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
     sizes: dict[tuple[int, int], list[Numbers]] = {}
     for run in runs:
@@ -385,8 +381,7 @@ def _trained(path: str) -> Numbers:
 
     result = read_result(path)
     fields = result["config"]["model"]
-    if fields["model_type"] != "ltm":
-        raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Latent Thought Models")
+    require(fields["model_type"] == "ltm", "the figure's path", path, "use runs of Latent Thought Models")
     config = LTMConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     curve = [point for point in result["curve"] if "validation_perplexity" in point]
     return {

@@ -24,7 +24,7 @@ from mentalese.analyses.drawing import (
     read_run,
     ticks_at,
 )
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import read_json
 from mentalese.formatting import model_names, round_numbers
 
@@ -76,8 +76,8 @@ def _records(path: str, prefix: str) -> tuple[list[Numbers], int]:
     """Return a run's records that contain numbers of this kind, and the index of the last one up to its best step."""
     records = read_run(path)
     matches = [record for record in records if any(name.startswith(prefix) for name in record)]
-    if not matches:
-        raise InputError(f"{path!r} has logged no {prefix.rstrip('.')}: use a run of a model that has them")
+    remedy = f"it has logged no {prefix.rstrip('.')}, use a run of a model that has them"
+    require(bool(matches), "the figure's path", path, remedy)
     best = best_step(records)
     return matches, max(sum(record["step"] <= best for record in matches) - 1, 0)
 
@@ -191,23 +191,19 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[Numbers]], str]:
         }
         models.setdefault(result["recipe"].partition("/")[0], []).append(point)
     varying = [axis for axis in SIZES if any(len({p[axis] for p in points}) > 1 for points in models.values())]
-    if len(varying) != 1:
-        what = "both training tokens and parameters vary" if varying else "all sizes are the same"
-        raise InputError(f"{what} among the runs of a model: use runs that differ in one of the two")
+    what = "both training tokens and parameters vary" if varying else "all sizes are the same"
+    remedy = f"{what} among the runs of a model, use runs that differ in one of the two"
+    require(len(varying) == 1, "the figure's paths", paths, remedy)
     (axis,) = varying
     every = [point for points in models.values() for point in points]
     for point in every:
-        if point[axis] is None:
-            raise InputError(
-                f"{point['path']} does not say how many tokens its text has: use runs with data.train_tokens"
-            )
-        if axis == "N" and point["text"] != every[0]["text"]:
-            raise InputError("the runs differ in parameters and were trained on different texts: use runs on one text")
-        if point["scored"] != every[0]["scored"]:
-            raise InputError(
-                f"{every[0]['path']} and {point['path']} were tested on different tokens: their nats per token have no "
-                "common law, so use runs with the same tokenizer and test text"
-            )
+        path = point["path"]
+        remedy = "it does not say how many tokens its text has, use runs with data.train_tokens"
+        require(point[axis] is not None, "the figure's path", path, remedy)
+        alike = axis == "D" or point["text"] == every[0]["text"]
+        require(alike, "the figure's path", path, "the runs differ in parameters and in text: use runs on one text")
+        remedy = f"it and {every[0]['path']} were tested on different tokens, use runs with the same test and tokenizer"
+        require(point["scored"] == every[0]["scored"], "the figure's path", path, remedy)
         point["x"] = point[axis]
     return axis, models, next((name for name in models if name in baselines), next(iter(models)))
 
@@ -239,11 +235,10 @@ def reversal_by_size(paths: list[str]) -> Drawing:
     A model that is not a run, such as the paper's GPT-2 XL and Mistral 7B, is a horizontal line.
     """
     runs = [path for path in paths if Path(path).is_file() or (Path(path) / "result.json").is_file()]
-    if not runs:
-        raise InputError("no path is a finished run: use at least two runs that differ in data.train_tokens")
+    remedy = "use at least two finished runs that differ in data.train_tokens"
+    require(bool(runs), "the figure's paths", paths, remedy)
     axis, models, _ = _sizes(runs)
-    if axis != "D":
-        raise InputError("the runs of a model differ in parameters: use runs that differ in data.train_tokens")
+    require(axis == "D", "the figure's paths", paths, remedy)
     probed = []
     for name, points in models.items():
         points.sort(key=lambda point: point["D"])
@@ -348,15 +343,14 @@ def memory(paths: list[str], text: str) -> Drawing:
 
     saved = load(paths[0])
     config = saved.model.config
-    if not getattr(config, "cross_layers", ()):
-        raise InputError(f"{saved.path} has no memory that its layers read: use a Thought Gestalt model with a memory")
+    reads = bool(getattr(config, "cross_layers", ()))
+    require(reads, "the figure's path", saved.path, "use a Thought Gestalt model whose layers read a memory")
     trace = saved.think(text)
     links = trace.links["memory"].float().cpu()
     spans = [range(thought.start, thought.end) for thought in trace.thoughts]
     sentences = ["".join(trace.tokens[i] for i in span if not trace.special[i]).strip() for span in spans]
     count = len(sentences)
-    if count < 2:
-        raise InputError("the text is one sentence, which has nothing to read: use at least two")
+    require(count > 1, "the text", text, "it is one sentence, which has nothing to read, use at least two")
     side = max(2.5, 0.34 * count)
     picture, ((heat, bars),) = canvas(1, 2, side + 6.8, side + 0.9, width_ratios=(side, 2))
     # Colours are relative to even attention over the sentences in memory, of which early sentences have few.
