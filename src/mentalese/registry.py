@@ -83,7 +83,7 @@ class Family:
     def __post_init__(self) -> None:
         """Register the config classes with transformers, and import the layouts, which adds them to `KINDS`.
 
-        `mentalese.models.registration` registers model classes.
+        `mentalese.models.config` registers model classes.
         """
         from transformers import AutoConfig
 

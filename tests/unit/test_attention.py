@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mentalese.nn.attention import (
-    add_weighted,
-    attend_with_scores,
-    flex_attention_with_scores,
-    scored_attention_reference,
-    with_scores,
-)
+from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
 from mentalese.nn.flex import causal_blocks
-from mentalese.nn.rotary import rotary_table, rotate, rotate_first, rotate_reference
+from mentalese.nn.rotary import rotary_table, rotate, rotate_first
+from references import rotate_reference, scored_attention_reference
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 

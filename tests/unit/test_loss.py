@@ -10,15 +10,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mentalese.nn.linear import is_plain, matrix_or_module
-from mentalese.nn.loss import (
-    IGNORED,
-    linear_cross_entropy,
-    linear_cross_entropy_reference,
-    linear_nll,
-    linear_nll_reference,
-    linear_nll_sum,
-)
+from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
 from pretended_device import DEVICE, PretendedDevice
+from references import linear_cross_entropy_reference, linear_nll_reference
 
 
 def problem(n: int = 37, d: int = 8, v: int = 23, *, ignored: float = 0.3, seed: int = 0) -> dict[str, Tensor]:

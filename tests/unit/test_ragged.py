@@ -11,15 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mentalese.nn.ragged import (
-    Ragged,
-    attend,
-    causal_attention,
-    causal_attention_reference,
-    reading_attention,
-    take_rows,
-    within,
-)
+from mentalese.nn.ragged import Ragged, attend, causal_attention, reading_attention, take_rows, within
+from references import causal_attention_reference
 
 HEADS, WIDTH = 2, 8
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}

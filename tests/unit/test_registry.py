@@ -116,7 +116,7 @@ ORDERS = [
     "import mentalese.families.baselines.gist",
     "import mentalese.families.coconut.model",
     "import mentalese.families.coconut.config",
-    "import mentalese.models.registration",
+    "import mentalese.models.config",
     "from transformers.models.gpt2.modeling_gpt2 import GPT2Model; import mentalese.families.conceptlm.model",
 ]
 KNOWN = """

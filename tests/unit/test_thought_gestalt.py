@@ -30,9 +30,9 @@ from mentalese.families.thought_gestalt.streams import find_sentences
 from mentalese.models.base import count_parameters
 from mentalese.models.build import check_context
 from mentalese.models.trace import ThoughtTrace
-from mentalese.nn.loss import linear_cross_entropy_reference
 from mentalese.registry import get_recipe, match_recipes
 from mentalese.suite.texts import composed, recall, text
+from references import linear_cross_entropy_reference
 from support import training_losses
 
 PAD, BOS, EOS, EOD = 0, 1, 2, 3

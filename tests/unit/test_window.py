@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from mentalese.nn.window import window_attention, window_attention_reference, window_mask, window_pairs
+from mentalese.nn.window import window_attention, window_mask, window_pairs
+from references import window_attention_reference
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.anywhere import NotCopied
-from mentalese.models.registration import register_model
 from mentalese.nn.controls import ThoughtControl
+from mentalese.registry import MODELS, load
 from mentalese.values import checked
 
 # Keywords that transformers itself passes to a config (loading, attention choice, classification heads).
@@ -60,6 +60,19 @@ def check_fields(where: str, cls: type[PreTrainedConfig], values: Mapping[str, o
             require(value >= 0, f"{where}.{name}", value, "set 0 or more")
         if usual.get(name, name) == "num_hidden_layers":
             require(value <= MOST_TENSORS, f"{where}.{name}", value, f"set at most {MOST_TENSORS:,}")
+
+
+def register_model(config_class: type[PreTrainedConfig]) -> None:
+    """Register the model class that a family declares for a config class, by transformers' public `register`.
+
+    A model class takes long to import: it is registered when a config of its type is made, never needed before.
+    """
+    if reference := MODELS.get(config_class.model_type):
+        from mentalese.models.transformers_seam import name_for_trainer
+
+        model = load(reference)
+        AutoModelForCausalLM.register(config_class, model, exist_ok=True)
+        name_for_trainer(config_class.model_type, model)
 
 
 class LatentThoughtConfig(NotCopied, PreTrainedConfig):

@@ -129,23 +129,20 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     Truncation cuts the text, not the markers around it. A marker has the span (0, 0) in offsets, as usual.
     """
 
-    _reads: PromptEncoder | None = None
-    _layout: Layout | None = None
+    _reads: tuple[int, Layout, PromptEncoder] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reads": None, "_layout": None}  # reconstructed; a splitter cannot be pickled
-
-    def tokens_added(self) -> None:
-        self._reads = None  # it depends on the tokens that may end a clause
+        return self.__dict__ | {"_reads": None}  # reconstructed; a splitter cannot be pickled
 
     def _reading(self) -> tuple[Layout, PromptEncoder]:
-        if self._layout is None or self._reads is None:
+        if self._reads is None or self._reads[0] != len(self):  # it depends on the tokens that may end a clause
             reading = saved_reading(self)
             if reading is None:
                 raise InputError("the tokenizer's settings lack text_layout: use an intact copy of its folder")
-            self._layout, data = reading
-            self._reads = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self.backend_tokenizer)
-        return self._layout, self._reads
+            layout, data = reading
+            encoder = PromptEncoder(self, data, self.init_kwargs.get("text_mask_id"), self.backend_tokenizer)
+            self._reads = len(self), layout, encoder
+        return self._reads[1:]
 
     def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
         """Return the tokens of a text and of its continuation, and the number of the text's own tokens."""

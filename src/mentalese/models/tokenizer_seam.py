@@ -16,13 +16,6 @@ from transformers.utils import PaddingStrategy as PaddingStrategy
 class ReadingTokenizer(PreTrainedTokenizerFast):
     """A fast tokenizer whose subclass encodes texts itself."""
 
-    def tokens_added(self) -> None:
-        """Discard state that depends on the vocabulary, which has grown."""
-
-    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        self.tokens_added()
-        return super()._add_tokens(new_tokens, special_tokens=special_tokens)
-
     def encode_texts(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:

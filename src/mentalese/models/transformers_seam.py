@@ -14,7 +14,7 @@ No other module overrides a private hook of transformers, reads its private attr
 | `_prepare_model_inputs` | calls `check_prompt` | none: a prompt is found among three arguments |
 | `_is_stateful`, `_supports_*`, `_tied_weights_keys`, `_keep_in_fp32_modules_strict` | set from `DECLARED` | none |
 | `config._attn_implementation` | `attention_of`, `set_attention` | none |
-| `_encode_plus`, `_add_tokens`, `_auto_map` and others of a tokenizer | `tokenizer_seam.ReadingTokenizer` | none |
+| `_encode_plus`, `_auto_map` and others of a tokenizer | `tokenizer_seam.ReadingTokenizer` | none |
 | `PaddingStrategy`, `TruncationStrategy` | imported by `tokenizer_seam` only | none |
 | `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `Trainer` reads | `name_for_trainer` adds this library's classes | none |
 | `Trainer._wrap_model`, `Trainer._get_train_sampler` | `step_trainer` | none |

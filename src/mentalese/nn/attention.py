@@ -7,7 +7,6 @@ more channel instead: 1 in every query, the key's score in every key; values get
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -137,13 +136,3 @@ def flex_attention_with_scores(q: Tensor, k: Tensor, v: Tensor, scores: Tensor, 
 
     v = _Weigh.apply(v, scores, 0)
     return flex_attend(q, k, v, causal_blocks(q.shape[2], q.device), score_mod=add_score, scale=scale)
-
-
-def scored_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float, attn_mask: Tensor | None = None
-) -> Tensor:
-    """Return softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal if there is no mask."""
-    logits = scale * (q @ k.transpose(-1, -2) + scores[:, None, None, :])
-    if attn_mask is None:
-        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    return logits.masked_fill(~attn_mask, -math.inf).softmax(-1) @ (v * scores.exp()[:, None, :, None])

@@ -97,23 +97,6 @@ def _needs(hidden: Tensor, weight: Tensor) -> tuple[bool, bool]:
     return torch.is_grad_enabled() and hidden.requires_grad, torch.is_grad_enabled() and weight.requires_grad
 
 
-def linear_cross_entropy_reference(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, target_weights: Tensor | None = None
-) -> Tensor:
-    """Compute `linear_cross_entropy` with all logits at once."""
-    nll = linear_nll_reference(hidden, weight, targets)
-    weights = (targets != IGNORED).to(nll.dtype)
-    if target_weights is not None:
-        weights = weights * target_weights
-    total = weights.sum()
-    return torch.where(total == 0, 0.0, (weights * nll).sum() / total.where(total != 0, torch.ones_like(total)))
-
-
-def linear_nll_reference(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Compute `linear_nll` with all logits at once."""
-    return F.cross_entropy(F.linear(hidden, weight).float(), targets, reduction="none", ignore_index=IGNORED)
-
-
 class _LinearCrossEntropy(torch.autograd.Function):
     """The loss, a scalar, and nll [n]; only the loss is differentiable."""
 

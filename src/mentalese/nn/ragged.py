@@ -249,14 +249,3 @@ def _is_left_out(sequences: Ragged) -> bool:
 @torch.compiler.disable
 def _eagerly(function: Callable[..., Tensor], *args: Any) -> Tensor:
     return function(*args)
-
-
-def causal_attention_reference(qkv: Tensor, lengths: Tensor, heads: int) -> Tensor:
-    """Compute `causal_attention`, one sequence after the other."""
-    out = []
-    for sequence in qkv.split(lengths.tolist()):
-        q, k, v = (split_heads(x[None], heads) for x in sequence.chunk(3, dim=-1))
-        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        out.append((scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)[0])
-    return torch.cat(out)

@@ -37,12 +37,6 @@ def rotate_first(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor,
     return q, k, qkv[2]
 
 
-def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Compute `rotate` in terms of pairs."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 class _Rotate(torch.autograd.Function):
     """A rotation that stores only its tables; the gradient turns back."""
 

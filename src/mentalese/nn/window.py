@@ -84,14 +84,6 @@ def window_attention(
     return out.unflatten(0, q.shape[:2])[:, :, :length]
 
 
-def window_attention_reference(q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None) -> Tensor:
-    """Compute `window_attention` with all pairs at once."""
-    place = torch.arange(q.shape[2], device=q.device)
-    ago = place[:, None] - place
-    logits = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ k.transpose(-1, -2))
-    return logits.masked_fill((ago < 0) | (ago >= window), -math.inf).softmax(-1) @ v
-
-
 def _bands(x: Tensor, size: int, before: int) -> Tensor:
     """Return overlapping views [rows * blocks, before + size, d_h] of [rows, N, d_h]; a row's first begin before it."""
     rows, length, width = x.shape

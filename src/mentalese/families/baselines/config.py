@@ -7,7 +7,7 @@ from typing import Any
 from transformers import GPT2Config
 
 from mentalese.models.anywhere import NotCopied
-from mentalese.models.registration import register_model
+from mentalese.models.config import register_model
 
 
 class GPT2GistConfig(NotCopied, GPT2Config):
