@@ -33,10 +33,6 @@ class Layout:
     first: Tensor
     prompt: int
 
-    def in_place(self, states: Tensor) -> Tensor:
-        """Return states [B, P + N + R, hidden] in the columns of the batch, [B, L, hidden]."""
-        return states.gather(1, self.place[..., None].expand(-1, -1, states.shape[-1]))
-
 
 def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, together: bool = False) -> Layout:
     """Return the layout of a batch from its latents and tokens, both bool [B, L]; waits for a GPU once.

@@ -285,7 +285,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         encoded = CoconutEncoded(hidden=embedded, is_latent=is_latent)
         levels = [self._think(encoded, layout, read, state)]
         levels += [torch.cat(level, dim=1) for level in zip(*read.levels)]
-        hidden, *levels = (layout.in_place(level) for level in levels)
+        places = layout.place[..., None].expand(-1, -1, levels[0].shape[2])
+        hidden, *levels = (level.gather(1, places) for level in levels)
         if attention_mask is not None:
             hidden, *levels = (level.masked_fill(~real[..., None], 0.0) for level in (hidden, *levels))
         if cache is not None:

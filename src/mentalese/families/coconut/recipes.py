@@ -60,24 +60,20 @@ class Curriculum:
     removed_tokens: int
     step_tokens: int
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Return Coconut's phases: stage s from epoch s * `epochs` on; in the last one latents replace all steps."""
-        return tuple(
-            Phase(
-                start=stage * self.epochs,
-                clock="epochs",
-                layout={"stage": stage if stage < self.stages else self.stages + 1},
-                reset_optimizer=True,
-            )
-            for stage in range(1, self.stages + 1)
-        )
+    def phases(self, implicit: bool = False) -> tuple[Phase, ...]:
+        """Return Coconut's phases: stage s from epoch s * `epochs` on; in the last one latents replace all steps.
 
-    def implicit_phases(self) -> tuple[Phase, ...]:
-        """Return iCoT's phases, which leave out more tokens each epoch."""
-        removed = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
+        Args:
+            implicit: instead return iCoT's phases, which leave out more tokens each epoch.
+        """
+        if implicit:
+            stages = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
+        else:
+            stages = [*range(1, self.stages), self.stages + 1]
+        epochs = 1 if implicit else self.epochs
         return tuple(
-            Phase(start=epoch, clock="epochs", layout={"stage": tokens}, reset_optimizer=True)
-            for epoch, tokens in enumerate(removed, 1)
+            Phase(start=number * epochs, clock="epochs", layout={"stage": stage}, reset_optimizer=True)
+            for number, stage in enumerate(stages, 1)
         )
 
 
@@ -103,14 +99,13 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: object) 
     if name == "sim-cot":
         model["step_decoder_layers"] = layers(recipe.model)
         layout = QuestionSteps(**{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)})
-    phases = curriculum.implicit_phases() if name == "icot" else curriculum.phases()
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{name}",
         description=f"{recipe.description}: {TITLES[name]}",
         model=model,
         layout=layout,
-        phases=() if name in ("cot", "no-cot", "pause") else phases,
+        phases=() if name in ("cot", "no-cot", "pause") else curriculum.phases(implicit=name == "icot"),
         baseline=None if name == "cot" else f"{recipe.name}-cot",
     )
 
@@ -241,12 +236,6 @@ def gsm8k(name: str) -> Recipe:
     return paper(name, "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96)
 
 
-def sim_cot() -> list[Recipe]:
-    """Return SIM-CoT on Coconut, with Coconut in the same setting as baseline."""
-    tiny, paper = method(TINY, "sim-cot", SMALL_GRAPHS), method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS)
-    return [tiny.replace(baseline="coconut/tiny-coconut"), paper.replace(baseline="coconut/table1-gsm8k-coconut")]
-
-
 def table1() -> list[Recipe]:
     """Return every method on each data set under the paper's plan.
 
@@ -299,5 +288,6 @@ RECIPES: list[Recipe] = [
     *graphs(),
     *table1(),
     *ablations(),
-    *sim_cot(),
+    method(TINY, "sim-cot", SMALL_GRAPHS).replace(baseline="coconut/tiny-coconut"),
+    method(gsm8k("gsm8k"), "sim-cot", WORD_PROBLEMS).replace(baseline="coconut/table1-gsm8k-coconut"),
 ]

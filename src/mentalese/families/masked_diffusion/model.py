@@ -62,26 +62,15 @@ _CHUNK = 512  # rows of logits at once
 _ANY_ORDER = "masks fall in any order"
 
 
+Rows = tuple[Tensor, bool]
+"""Positions of rows that are tokens, bool [B, N], and whether others are padding."""
+
+
 @dataclass(kw_only=True)
 class MaskedEncoded(Encoded):
     """Final hidden states and the positions of masks, bool [B, N]."""
 
     masked: Tensor
-
-
-@dataclass
-class Rows:
-    """The positions of tokens in rows.
-
-    Attributes:
-        real: bool [B, N], positions that are tokens.
-        visible: bool [B, 1, 1, N], positions that may be attended to; `None` without padding.
-        positions: [B or 1, N].
-    """
-
-    real: Tensor
-    visible: Tensor | None
-    positions: Tensor
 
 
 class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
@@ -123,7 +112,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             init.zeros_(module.bias)
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """Return the rows of tokens [B, N]; with a mask this waits once for a GPU.
+        """Return the tokens of rows [B, N]; with a mask this waits once for a GPU.
 
         Args:
             attention_mask: [B, N], 0 at padding on either side, which is never attended to.
@@ -132,11 +121,9 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             InputError: a row that has only padding.
         """
         real = self.real_tokens(input_ids, attention_mask, None)
-        tokens = None if attention_mask is None else real.sum(1).tolist()
-        self.check_rows(tokens or [])
-        if tokens is None or min(tokens) == input_ids.shape[1]:
-            return Rows(real, None, torch.arange(input_ids.shape[1], device=input_ids.device)[None])
-        return Rows(real, real[:, None, None], real.cumsum(1) - 1)
+        tokens = [] if attention_mask is None else real.sum(1).tolist()
+        self.check_rows(tokens)
+        return real, min(tokens, default=input_ids.shape[1]) < input_ids.shape[1]
 
     def hidden(
         self,
@@ -154,21 +141,23 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             probability: [B], p(t); `None`: the share of masks in each row.
             kept: a list that receives the input of each block, [B, N, d].
         """
-        config = self.config
+        config, (real, padded) = self.config, rows
         masked = input_ids == config.mask_token_id
-        rotary = rotary_table(rows.positions[:, None], config.hidden_size // config.num_attention_heads)
+        positions = (real if padded else real[:1]).cumsum(1) - 1
+        rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
+        visible = real[:, None, None] if padded else None
         mask = self.mask_embed(input_ids.new_zeros(()))
         x = torch.where(masked[..., None], mask, self.embed(input_ids.masked_fill(masked, 0)))
         time = None
         if self.time is not None:
             if probability is None:
-                probability = (masked & rows.real).sum(1) / rows.real.sum(1)
+                probability = (masked & real).sum(1) / real.sum(1)
             sedd = config.objective == "sedd"
             time = self.time(-torch.log1p(-_HIGHEST * probability) if sedd else 1000 * probability, x.dtype)
         for block in self.blocks:
             if kept is not None:
                 kept.append(x)
-            x = block(x, rotary, rows.visible, time)
+            x = block(x, rotary, visible, time)
         x = self.final_norm(x)
         if self.final_modulation is not None:
             shift, scale = self.final_modulation(time)[:, None].chunk(2, dim=-1)
@@ -401,7 +390,9 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         halts = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)]
         kind = "cosine" if self.config.objective == "md4" else self.config.noise_schedule
         steps = unknown.sum(1).tolist() if num_steps is None else [num_steps] * len(text)
-        times = schedule(kind, _times(steps))[0]
+        # [most steps + 1, B], from 1 to 0 in the steps of each row; later times are 0.
+        times = nn.utils.rnn.pad_sequence([torch.linspace(1, 0, number + 1) for number in steps])
+        times = schedule(kind, times)[0]
         for now, later in pairwise(times):
             falling = unknown & (falls >= later[:, None])
             if not falling.any():
@@ -427,12 +418,6 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             streamer.put(new.cpu())
             streamer.end()
         return text
-
-
-def _times(steps: list[int]) -> Tensor:
-    """Return times [most steps + 1, B] from 1 to 0 in `steps` steps of each row; later times are 0."""
-    rows = [torch.linspace(1, 0, number + 1) for number in steps]
-    return nn.utils.rnn.pad_sequence(rows)
 
 
 def _prompt_noise(prompts: Tensor, attention_mask: Tensor | None, seed: int) -> Noise:

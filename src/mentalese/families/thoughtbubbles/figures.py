@@ -113,7 +113,9 @@ def entropy(paths: list[str]) -> Drawing:
         for values, model in zip(entropies, models):
             with torch.no_grad():
                 read = logits if model is saved.model else model(**batch, use_cache=False).logits
-            values[target[scored]] = _entropy(read).cpu()[scored]
+            # One row at a time, to save memory.
+            rows = [torch.distributions.Categorical(logits=row.float()).entropy() for row in read]
+            values[target[scored]] = torch.stack(rows).cpu()[scored]
     windows, documents = _windows(~np.isnan(forks))
     if len(windows) < BINS:
         raise InputError(
@@ -168,13 +170,6 @@ def _other(path: str, saved: Saved, label: str) -> Saved:
             f"{length} tokens at once: use a model that reads at least as many"
         )
     return other
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """Return the entropy [B, L], in nats, of logits [B, L, v], one row at a time to save memory."""
-    import torch
-
-    return torch.stack([torch.distributions.Categorical(logits=row.float()).entropy() for row in logits])
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -150,8 +150,10 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         selection = selection or config.selection
         streams, rows = self._embed(input_ids, attention_mask, cache)
         first = cache is None or not cache.seen_tokens
-        if selection == "causal" and first and not calibrate:
-            self._check_thresholds()
+        if selection == "causal" and first and not calibrate and config.budget > 1 and self._lacks_thresholds():
+            raise InputError(
+                "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
+            )
         quota = None
         if selection == "block" or calibrate:
             if fixed_budget and (longest := max(rows.on_host)) > config.max_position_embeddings:
@@ -214,13 +216,9 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         )
         return streams, rows
 
-    def _check_thresholds(self) -> None:
-        """Raise an error for a causal selection without thresholds."""
+    def _lacks_thresholds(self) -> bool:
         thresholds = [decision.threshold for decision in self.decisions.values()]
-        if thresholds and self.config.budget > 1 and bool((torch.stack(thresholds) == UNKNOWN).any()):
-            raise InputError(
-                "selection is 'causal' and this model has no thresholds: train it first, which estimates them"
-            )
+        return bool(thresholds) and bool((torch.stack(thresholds) == UNKNOWN).any())
 
     def _state(self, streams: Streams, segment: int, cache: ThoughtCache | None) -> StreamState:
         """Return tables and masks for the blocks up to the next fork; `segment` counts the forks before them."""
@@ -318,7 +316,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """Return the mean cross-entropy; the selection is the config's."""
         self.target_weights(batch, **settings)
-        if self.training and self.config.selection == "causal":
+        if self.training and self.config.selection == "causal" and self._lacks_thresholds():
             self._find_first_thresholds()
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
         streams, metrics = encoded.streams, {}
@@ -347,8 +345,6 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     @torch.no_grad()
     def _find_first_thresholds(self) -> None:
         """Estimate thresholds before the first step from random tokens, as a batch would reveal its later tokens."""
-        if not any(bool(decision.threshold == UNKNOWN) for decision in self.decisions.values()):
-            return
         shape, generator = (RANDOM_ROWS, self.config.max_position_embeddings), torch.Generator().manual_seed(0)
         ids = torch.randint(self.config.vocab_size, shape, generator=generator)
         self.encode(ids.to(self.embed.weight.device), selection="block", calibrate=True)
