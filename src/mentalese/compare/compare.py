@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from mentalese import provenance
 from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Row
@@ -115,7 +115,7 @@ def compare(
     if match == "params":
         _check_parameters(recipes, tuned_fields, show)
     elif match is not None:
-        recipes = [_change(recipe, early_stopping_patience=None) for recipe in recipes]
+        recipes = [recipe.replace(train={"early_stopping_patience": None}) for recipe in recipes]
         fit = _fit(recipes[0], match, seeds, show)
     tuned: list[Tuned] = []
     if tuned_fields:
@@ -167,7 +167,7 @@ def _train(
             final[i] = tuned[i].recipe if tuned else fit(recipes[i])
             work[i] = [
                 # Trials are first, since others may follow from them.
-                Job(_change(final[i], seed=seed), run_folder(out, recipes[i].name, seed), priority=1)
+                Job(final[i].replace(train={"seed": seed}), run_folder(out, recipes[i].name, seed), priority=1)
                 for seed in _seeds(recipes[i], seeds)
             ]
             for job in work[i]:
@@ -198,7 +198,7 @@ def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Fit:
     costs = []
     with progress(f"counting {match} of {first.name}", seeds, show=show) as bar:
         for seed in _seeds(first, seeds):
-            costs.append(_cost(_change(first, seed=seed), match, show))
+            costs.append(_cost(first.replace(train={"seed": seed}), match, show))
             bar.update(len(costs))
     budget = statistics.median_low(costs)
 
@@ -210,12 +210,8 @@ def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Fit:
     return fit
 
 
-def _change(recipe: Recipe, **changes: Any) -> Recipe:
-    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, **changes))
-
-
 def _with_tokens(recipe: Recipe, tokens: int) -> Recipe:
-    return _change(recipe, steps=None, epochs=None, tokens=tokens)
+    return recipe.replace(train={"steps": None, "epochs": None, "tokens": tokens})
 
 
 def _seeds(recipe: Recipe, seeds: int) -> range:
@@ -354,7 +350,7 @@ def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Pa
         row = rows[recipe.name] = Row.of(recipe.name, recipe.description, runs)
         for run in runs:
             folder = run_folder(out, recipe.name, run["seed"])
-            row.commands.append(provenance.train_command(_change(recipe, seed=run["seed"]), folder))
+            row.commands.append(provenance.train_command(recipe.replace(train={"seed": run["seed"]}), folder))
             if (answers := folder / loop.ANSWERS).is_file():
                 row.answers.append(answers.relative_to(out).as_posix())
     for recipe in recipes:

@@ -10,16 +10,14 @@ best, its seeds are trained again, and the runs of the earlier report are rename
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mentalese.compare.jobs import Job
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.evaluation.metric import METRICS, Metric
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
@@ -73,7 +71,7 @@ class Tuned:
         """Return the pending trials, with a seed that is not reported."""
         jobs = []
         for settings in self.pending:
-            recipe = _with_seed(self.fit(with_settings(self.base, settings)), self.base.train.seed + SEED)
+            recipe = self.fit(with_settings(self.base, settings)).replace(train={"seed": self.base.train.seed + SEED})
             self.trials.append(Trial(settings, recipe, self.extensions > 0))
             jobs.append(Job(recipe, self.folder / "trials" / _folder_name(settings), may_diverge=True))
         return jobs
@@ -110,14 +108,14 @@ class Tuned:
 
     @property
     def recipe(self) -> Recipe:
-        return _with_seed(self.best.recipe, self.base.train.seed)
+        return self.best.recipe.replace(train={"seed": self.base.train.seed})
 
     def set_aside(self, folder: Path, seed: int) -> None:
         """Rename the run in `folder` if it has a setting that was the best one when others were tried."""
-        if same_run(_with_seed(self.best.recipe, seed), folder):
+        if same_run(self.best.recipe.replace(train={"seed": seed}), folder):
             return
         for settings, recipe in self._reported(folder):
-            if same_run(_with_seed(recipe, seed), folder):
+            if same_run(recipe.replace(train={"seed": seed}), folder):
                 with contextlib.suppress(FileNotFoundError):  # another rank was first
                     folder.rename(folder.with_name(f"{folder.name},{_folder_name(settings)}"))
                 return
@@ -131,7 +129,7 @@ class Tuned:
         stored = read_json(config).get("recipe")
         extended: Settings = {}
         for name in self.best.settings:
-            value: Any = stored
+            value: object = stored
             for part in name.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if isinstance(value, float):
@@ -146,17 +144,11 @@ class Tuned:
 
         These are numbers with fractions, above 0, whose best value is the lowest or highest one tried.
         """
-        best = self.best.settings
-        for name, text in best.items():
-            if members(field_type(self.base, name.split("."))) != (float,):
-                continue
-            tried = self._tried(name)
-            if len(tried) < 2 or tried[0] <= 0:
-                continue
-            if float(text) == tried[0]:
-                yield name, f"{tried[0] ** 2 / tried[1]:.3g}"
-            elif float(text) == tried[-1]:
-                yield name, f"{tried[-1] ** 2 / tried[-2]:.3g}"
+        for name in self.at_edge():
+            if members(field_type(self.base, name.split("."))) == (float,) and (tried := self._tried(name))[0] > 0:
+                lowest = float(self.best.settings[name]) == tried[0]
+                edge, inner = tried[:2] if lowest else (tried[-1], tried[-2])
+                yield name, f"{edge**2 / inner:.3g}"
 
     def at_edge(self) -> list[str]:
         """Numbers whose best value is the lowest or highest one tried, also those whose range is never extended."""
@@ -173,7 +165,7 @@ class Tuned:
             return []
         return sorted({value for trial in self.trials if (value := number_of(trial.settings[name])) is not None})
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> RunResult:
         return {
             "seed": self.base.train.seed + SEED,
             "chosen": self.best.settings,
@@ -185,22 +177,14 @@ class Tuned:
 
 
 def parse(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """`section.field=value,value` as field -> values.
-
-    Raises:
-        InputError: a word of another form, or a field twice.
-    """
+    """`section.field=value,value` as field -> values; raises `InputError` for another form, or a field twice."""
     fields: dict[str, tuple[str, ...]] = {}
     for word in words:
-        name, equals, text = word.partition("=")
+        name, _, text = word.partition("=")
         name = name.replace("-", "_")
         values = tuple(value for value in text.split(",") if value)
-        if not equals or not values:
-            raise InputError(
-                f"--tune is {word!r}: use section.field=value,value, e.g. optimizer.learning_rate=1e-3,3e-3"
-            )
-        if name in fields:
-            raise InputError(f"--tune names {name} twice: list its values once")
+        remedy = "use section.field=value,value, e.g. optimizer.learning_rate=1e-3,3e-3, each field once"
+        require(bool(values) and name not in fields, "--tune", word, remedy)
         fields[name] = values
     return fields
 
@@ -216,12 +200,10 @@ def grid(recipe: Recipe, fields: Mapping[str, Sequence[str]]) -> list[Settings]:
     combinations = [dict(zip(names, values)) for values in itertools.product(*fields.values())]
     tried: list[Recipe] = []
     for settings in combinations:
-        tried.append(_with_seed(with_settings(recipe, settings), 0))
-        if (before := combinations[tried.index(tried[-1])]) is not settings:
-            raise InputError(
-                f"tuning {recipe.name}: {name_of(before)} and {name_of(settings)} are the same trial, remove one "
-                "(trials have a seed of their own)"
-            )
+        one = with_settings(recipe, settings).replace(train={"seed": 0})  # trials have a seed of their own
+        remedy = "it is the same trial as another one, remove one"
+        require(one not in tried, f"tuning {recipe.name}", name_of(settings), remedy)
+        tried.append(one)
     return combinations
 
 
@@ -231,10 +213,6 @@ def with_settings(recipe: Recipe, settings: Settings) -> Recipe:
         return override(recipe, *(f"{name}={value}" for name, value in settings.items()))
     except InputError as error:
         raise InputError(f"tuning {recipe.name}: {error}") from error
-
-
-def _with_seed(recipe: Recipe, seed: int) -> Recipe:
-    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=seed))
 
 
 def name_of(settings: Settings) -> str:

@@ -30,12 +30,14 @@ from mentalese.suite.tasks.recall import Recall
 from mentalese.viewer.page import think_page
 
 CONTROLS: dict[str, str | None] = {"own thoughts": None, "no thoughts": "removed", "another text's": "swapped"}
+Entry = dict[str, Any]
+"""A part of `demo.json`."""
 EXAMPLES = 6
 SCORED = 200  # documents or questions
 TRIED = 40  # first documents or questions of the test split, the candidates for examples
 
 
-def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
+def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
     """Train the models of `DEMO` that `out` does not contain yet, and write `demo.json` and `index.html` into it.
 
     Args:
@@ -55,7 +57,7 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     for (name, part), result in zip(DEMO.items(), results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, out / name) | {"seconds": result["seconds"], "tokens": result["tokens"]})
-    page: dict[str, Any] = {
+    page: Entry = {
         "version": 1,
         "models": rows,
         "command": provenance.command(),
@@ -66,7 +68,7 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> dict[str, Any]:
     return page
 
 
-def _shown(name: str, part: Shown, folder: Path) -> dict[str, Any]:
+def _shown(name: str, part: Shown, folder: Path) -> Entry:
     """Return a model's scores and examples; its page is written next to its folder."""
     models = {
         label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
@@ -109,9 +111,7 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
     return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
 
 
-def _answered(
-    own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]
-) -> list[dict[str, Any]]:
+def _answered(own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]) -> list[Entry]:
     """Return different questions with the right answer and both models'; first those that only thoughts answer."""
     examples = {}
     for a, b in zip(first, second, strict=True):
@@ -120,7 +120,7 @@ def _answered(
     return sorted(examples.values(), key=_worth)[:EXAMPLES]
 
 
-def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
+def _predicted(own: Saved, without: Saved, part: Shown) -> list[Entry]:
     """Return texts with the worth of thoughts at each token; if answers count, with the tokens that both predict."""
     examples = []
     generator = task(part.task.spec)
@@ -129,7 +129,7 @@ def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
         places = [i for i, special in enumerate(traces[0].special) if not special]
         tokens = [traces[0].tokens[i] for i in places]
         a, b = (trace.scores["surprisal"][places].float() for trace in traces)
-        example: dict[str, Any] = {
+        example: Entry = {
             "text": document.text,
             "tokens": tokens,
             "gain": [round(x, 3) for x in (b - a).tolist()],
@@ -144,6 +144,6 @@ def _predicted(own: Saved, without: Saved, part: Shown) -> list[dict[str, Any]]:
     return sorted(examples, key=_worth)[:EXAMPLES]
 
 
-def _worth(example: dict[str, Any]) -> tuple[bool, bool]:
+def _worth(example: Entry) -> tuple[bool, bool]:
     """Return a key that sorts answers that only thoughts get right first; texts keep their order."""
     return example.get("right") != example.get("with"), example.get("right") == example.get("without")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mentalese.recipe import Recipe
 from mentalese.suite.methods import SuiteTask
@@ -29,31 +28,14 @@ class Shown:
 
 def _mechanism(task: SuiteTask, name: str, tokens: int, learning_rate: float) -> Recipe:
     """Return the first method of a task, trained on fewer tokens."""
-    recipe = task.methods[0].recipe
-    return dataclasses.replace(
-        recipe,
-        name=f"demo/{name}",
-        train=dataclasses.replace(recipe.train, tokens=tokens),
-        optimizer=dataclasses.replace(recipe.optimizer, learning_rate=learning_rate),
-    )
-
-
-def _concepts(spec: str) -> Recipe:
-    """Return ConceptLM with the losses' weights that suit small models."""
-    recipe = _mechanism(SUITE["phrases"](1.0), "concepts", 600_000, 5e-3)
-    data = dataclasses.replace(recipe.data, source=f"builtin:{spec}")
-    return dataclasses.replace(recipe, data=data, model=recipe.model | {"ncp_weight": 1.0, "vq_weight": 100.0})
-
-
-def _forks(spec: str) -> Recipe:
-    recipe = questions("demo/forks", spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32)
-    return dataclasses.replace(recipe, description="forks before layers 1 and 2")
+    optimizer = {"learning_rate": learning_rate}
+    return task.methods[0].recipe.replace(name=f"demo/{name}", train={"tokens": tokens}, optimizer=optimizer)
 
 
 RECALL, TOPICS, COMPOSITION = (SUITE[name](1.0) for name in ("recall", "topics", "composition"))
-PHRASES = dataclasses.replace(SUITE["phrases"](1.0), spec="phrases:lead=3,concepts=8,phrases=8,words=32")
+PHRASES = replace(SUITE["phrases"](1.0), spec="phrases:lead=3,concepts=8,phrases=8,words=32")
 EXPRESSIONS = SUITE["expressions"](1.0)
-EXPRESSIONS = dataclasses.replace(
+EXPRESSIONS = replace(
     EXPRESSIONS,
     spec="expressions:depth=1-2,count=6000",
     methods=tuple(method for method in EXPRESSIONS.methods if method.family == "thoughtbubbles"),
@@ -70,7 +52,7 @@ DEMO = {
     "composition": Shown(
         COMPOSITION,
         # The curriculum replaces one written step after the other by a latent.
-        dataclasses.replace(COMPOSITION.methods[0].recipe, name="demo/steps"),
+        COMPOSITION.methods[0].recipe.replace(name="demo/steps"),
         "Coconut computes in its own hidden states",
         "Four or five permutations of a, b and c are applied one after the other: what do they make of abc? Between "
         "question and answer the model reads its last hidden state four times, instead of writing steps.",
@@ -84,14 +66,19 @@ DEMO = {
     ),
     "forks": Shown(
         EXPRESSIONS,
-        _forks(EXPRESSIONS.spec),
+        questions("demo/forks", EXPRESSIONS.spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32).replace(
+            description="forks before layers 1 and 2"
+        ),
         "Thoughtbubbles forks at the numbers",
         "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "
         "on average and learns where: a dot below a token is a stream that it ends with.",
     ),
     "concepts": Shown(
         PHRASES,
-        _concepts(PHRASES.spec),
+        # The losses' weights suit small models.
+        _mechanism(PHRASES, "concepts", 600_000, 5e-3).replace(
+            data={"source": f"builtin:{PHRASES.spec}"}, model={"ncp_weight": 1.0, "vq_weight": 100.0}
+        ),
         "ConceptLM predicts the next four words as one concept",
         "Each phrase of four words is one of eight ways to say one of eight concepts. The model predicts a concept "
         "before it writes the words. Compare what it loses without any with what it loses with another text's.",
