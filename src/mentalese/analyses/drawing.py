@@ -59,9 +59,6 @@ class Figure:
         require(fits, f"paths of the figure {name}", [*paths], f"use {self.takes}")
 
 
-# -- reading runs ------------------------------------------------------------------------------------------------------
-
-
 def read_result(path: str) -> Numbers:
     """Return a `result.json`, named by itself or by the folder of its run."""
     file = Path(path) / "result.json" if Path(path).is_dir() else Path(path)
@@ -115,9 +112,6 @@ def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> 
             yield to_device({name: values[: total - done] for name, values in batch.items()}, saved.device)
             done += len(batch["input_ids"])
             bar.update(min(done, total))
-
-
-# -- drawing -----------------------------------------------------------------------------------------------------------
 
 
 def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Picture, np.ndarray]:

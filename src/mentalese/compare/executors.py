@@ -61,9 +61,6 @@ def train_order(order: Order) -> Outcome:
     return {}
 
 
-# -- processes of this machine -----------------------------------------------------------------------------------------
-
-
 class Processes:
     """Processes that train one order after the other; each stops, with a checkpoint, when its standard input ends."""
 
@@ -142,9 +139,6 @@ def _receive(orders: queue.SimpleQueue[bytes]) -> None:
             orders.put(line)
     orders.put(b"")
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-# -- a cluster ---------------------------------------------------------------------------------------------------------
 
 
 class Cluster:

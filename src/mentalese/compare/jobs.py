@@ -67,7 +67,7 @@ def run_jobs(
 
     Args:
         count: number of jobs at once, each in a separate process; `None`: all in this process, one after the other.
-        executor: cluster that runs the jobs instead, `count` at once, see `mentalese.compare.executors.Cluster`.
+        executor: cluster that runs the jobs instead, `count` at once, see `Cluster`.
         then: function that returns further jobs for each result, in this process.
 
     Raises:
@@ -84,7 +84,13 @@ def run_jobs(
     else:
         while work.waiting:
             index = work.take()
-            work.finish(index, _in_this_process(work.jobs[index], show))
+            job = work.jobs[index]
+            result: Result = None
+            try:
+                result = loop.train(job.recipe, job.folder, resume=True, show=show)
+            except FloatingPointError as error:
+                _note_divergence(job, str(error))
+            work.finish(index, result)
     return [work.results[i] for i in range(len(work.jobs))]
 
 
@@ -122,18 +128,12 @@ class _Work:
         for job in jobs:
             index = len(self.jobs)
             self.jobs.append(job)
-            if _has_diverged(job):
+            path = job.folder / "diverged.json"
+            noted = read_json(path)["fingerprint"] if job.may_diverge and path.is_file() else None
+            if noted == job.recipe.fingerprint():
                 self.finish(index, None)
             else:
                 heapq.heappush(self.waiting, (job.priority, index))
-
-
-def _in_this_process(job: Job, show: bool) -> Result:
-    try:
-        return loop.train(job.recipe, job.folder, resume=True, show=show)
-    except FloatingPointError as error:
-        _note_divergence(job, str(error))
-        return None
 
 
 def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> None:
@@ -165,12 +165,6 @@ def _result(job: Job, outcome: Outcome) -> Result:
     if "error" in outcome:
         raise InputError(f"training {job.recipe.name} in {job.folder}: {outcome['message']}")
     return read_json(job.folder / "result.json")
-
-
-def _has_diverged(job: Job) -> bool:
-    """Test if the folder records that the same job diverged before."""
-    path = job.folder / "diverged.json"
-    return job.may_diverge and path.is_file() and read_json(path)["fingerprint"] == job.recipe.fingerprint()
 
 
 def _note_divergence(job: Job, message: str) -> None:

@@ -55,19 +55,16 @@ class MentaleseLM(LM):
     """A trained model for lm-eval.
 
     A text is read as in training (`Layout.prompt_row`): after the end of a document, or as sentences between their
-    markers. Every token of a continuation is scored, also a token that begins in the context and ends in the
-    continuation. Sentences of the context are split without the continuation, so that all choices have the same
-    context. The end of the context's last sentence and the ends of sentences inside the continuation are scored; the
-    last sentence is left open. A text longer than the model reads at once is read in windows, each with at least half a
-    window of context; a whole text that is scored is read in lm-eval's blocks.
-
-    Results do not depend on the batch size, `saved.evaluation.batch_size`.
+    markers. Every token of a continuation is scored, also one that begins in the context. Sentences of the context are
+    split without the continuation, so that all choices have the same context; the end of its last sentence and the ends
+    inside the continuation are scored, and the last sentence is left open. A longer text than the model reads at once
+    is read in windows, each with at least half a window of context; a whole text is read in lm-eval's blocks. Results
+    do not depend on the batch size.
 
     Attributes:
         unfinished: generated texts so far that were cut at the limit of new tokens.
 
     Args:
-        saved: the model; its mode is restored.
         max_length: the most tokens read at once; `None`: as its recipe scores, or else the model's context. Models of
             sentences read everything.
 
@@ -117,10 +114,7 @@ class MentaleseLM(LM):
         return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each (context, options), up to the first of `options["until"]`.
-
-        `unfinished` counts the texts that end before any of these, at the limit of new tokens.
-        """
+        """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens."""
         texts, last = [], self.model.generation_config.eos_token_id
         ends = set() if last is None else {*last} if isinstance(last, list) else {last}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
@@ -142,13 +136,11 @@ class MentaleseLM(LM):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
-        """Return the likelihood of each continuation after its context; the context may be empty.
+        """Return the likelihood of each continuation after its context, which may be empty; they are joined as they are.
 
-        Only the continuation has labels. So a model that returns the likelihood of all labels returns the conditional
-        likelihood, and a model that infers thoughts from a text infers them from the context.
+        Only the continuation has labels, so a model that infers thoughts from a text infers them from the context.
 
         Args:
-            pairs: (context, continuation), joined as they are.
             greedy: also test if each label is the most likely token, in a separate pass.
             blocks: read long texts in blocks instead of windows.
 
@@ -248,16 +240,11 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
     """Return a model's results on questions.
 
     Returns:
-        Each metric with its standard error over questions, `NAME_stderr` (`None` for a single one), and `items`.
-        Of lm-eval's own tasks: lm-eval's metrics; of a group the group's, with `subsets`: the same for each task; of a
-        tag, which has no metrics, `{task: metrics}`; for generated answers also `unfinished`, those that were cut at
-        the limit of new tokens.
-        Of sets with choices: `acc_perplexity` (the share of questions whose right choice has, together with what comes
-        before it, the lowest perplexity), `acc` and `acc_norm` (lm-eval's: the highest log-likelihood of the choice,
-        and that per character); of LAMBADA `acc` (each token of the final word is the most likely one) and
-        `perplexity` (per final word); of WikiText `word_perplexity`, `byte_perplexity` and `bits_per_byte`, by the
-        published articles' words and bytes; of a set of many files the mean, with `subsets`. Then `data_hash`.
-        Last `protocol`.
+        Each metric with its standard error over questions, `NAME_stderr` (`None` for a single one), `items`, and
+        `protocol`. Of lm-eval's own tasks lm-eval's metrics; of a group, and of a set of many files, also `subsets`;
+        of a tag, which has no metrics, `{task: metrics}`; for generated answers also `unfinished`, those that were cut
+        at the limit of new tokens. Of local sets `data_hash`, and with choices `acc_perplexity`: the share of questions
+        whose right choice has, together with what comes before it, the lowest perplexity.
 
     Raises:
         InputError: a metric of the task needs a package that is not installed, or there are too few examples.

@@ -53,8 +53,6 @@ _FEWEST_TEXTS = 100  # MAUVE compares histograms with a tenth as many bins, too 
 def open_judge(options: SampleOptions, device: str | torch.device | None = None) -> Saved:
     """Open the model that scores samples, and check that MAUVE can be computed if it is needed.
 
-    The judge reads samples in its own tokens, each as a document of at most its context.
-
     Raises:
         InputError: no judge is set, there is no such model, or it does not read plain text; MAUVE is not installed.
     """
@@ -82,10 +80,7 @@ def as_judge(saved: Saved) -> Saved:
 def run(
     saved: Saved, options: SampleOptions, judge: Saved | None = None, *, show: bool = False
 ) -> dict[str, dict[str, object]]:
-    """Generate and score samples of each kind: `{kind: result}`.
-
-    Args:
-        judge: the result of `open_judge`; `None`: opened now.
+    """Generate and score samples of each kind, `{kind: result}`, by the result of `open_judge`; `None`: opened now.
 
     Raises:
         InputError: errors of `open_judge`, `unconditional`, `conditional` and `Saved.store`.
@@ -108,9 +103,6 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
     """Generate and score sequences from the beginning of a document; a model with thoughts draws these from its prior.
 
     All have their full length. After the end of a document the next one begins, which the judge reads as another text.
-
-    Args:
-        saved: the model; its mode is restored.
 
     Returns:
         For each decoding `generative_perplexity` (per token of the judge; `None` if only ends of documents were
@@ -148,9 +140,7 @@ def conditional(
 ) -> dict[str, object]:
     """Generate continuations of the beginnings of a split's documents, and compare them with the documents.
 
-    Args:
-        saved: the model; its mode is restored.
-        split: the split whose first documents that are long enough yield one prompt each.
+    The first documents that are long enough yield one prompt each.
 
     Returns:
         As `unconditional`, for the continuations given their prompts; and `mauve` (0 to 1) of prompts and continuations
@@ -185,9 +175,6 @@ def conditional(
         }
     about = {"prompt_tokens": options.prompt_tokens, "draws": options.draws}
     return results | {"protocol": _protocol(judge, options, count, tokens) | about}
-
-
-# -- generation --------------------------------------------------------------------------------------------------------
 
 
 def _special_ids(saved: Saved) -> dict[str, int]:
@@ -269,9 +256,6 @@ def _beginnings(
 
     starts = (split.documents[long_enough[:count]] + split.beginning).tolist()
     return [text(start, options.prompt_tokens) for start in starts], [text(start, length) for start in starts]
-
-
-# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def token_entropy(ids: Tensor) -> float:

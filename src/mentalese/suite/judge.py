@@ -123,9 +123,6 @@ def joined(judged: Judged, earlier: Judged) -> Judged:
     return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
 
 
-# -- tests -------------------------------------------------------------------------------------------------------------
-
-
 def _add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
     """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
     families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
@@ -159,9 +156,6 @@ def interval_of(score: dict[str, float], seeds: int) -> tuple[float, float] | No
         return None
     margin = student_t_quantile(0.975, seeds - 1) * score["std"] / seeds**0.5
     return score["mean"] - margin, score["mean"] + margin
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def levels_of(task: SuiteTask, first: float = math.nan) -> Levels:

@@ -104,8 +104,6 @@ class Task(ABC):
     def levels(self) -> Levels:
         """Return the three levels on the documents of the test split."""
 
-    # -- what is random ------------------------------------------------------------------------------------------------
-
     def key(self, *parts: object) -> str:
         """Return the seed of a random generator."""
         return " ".join(map(str, (self.name, self.version, self.seed, *parts)))
