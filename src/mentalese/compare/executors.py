@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, TypedDict
+from typing import IO, TYPE_CHECKING, TypeAlias, TypedDict
 
 import torch
 
@@ -34,6 +34,7 @@ A_DAY = 24 * 60
 """Minutes that a job of a cluster may take if `timeout_min` is not set; submitit's own limit is five."""
 
 Outcome = dict[str, str]
+Running: TypeAlias = "Future[Outcome] | submitit.Job[Outcome]"
 
 
 class Order(TypedDict):
@@ -42,13 +43,6 @@ class Order(TypedDict):
     recipe: dict[str, object]
     folder: str
     argv: list[str]
-
-
-class Running(Protocol):
-    """A training that was submitted, such as a `concurrent.futures.Future` or a submitit `Job`."""
-
-    def done(self) -> bool: ...
-    def result(self) -> Outcome: ...
 
 
 def train_order(order: Order) -> Outcome:

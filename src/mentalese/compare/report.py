@@ -316,25 +316,14 @@ def _curves(rows: Sequence[Row], names: Sequence[str]) -> list[Chart]:
 # -- texts, protocol, provenance ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The answers of a model's first seed, the wrong ones first; `links` to the files of all seeds, by their names."""
-
-    model: str
-    lines: list[RunResult]
-    links: dict[str, str]
-
-    @property
-    def wrong(self) -> int:
-        return sum(not line["correct"] for line in self.lines)
-
-
-def _answers(rows: Sequence[Row], folder: Path) -> list[Answers]:
+def _answers(rows: Sequence[Row], folder: Path) -> list[RunResult]:
+    """Return the answers of each model's first seed, the wrong ones first, with links to the files of all seeds."""
     parts = []
     for row in rows:
         if files := [file for file in row.answers if (folder / file).is_file()]:
             lines = sorted(read_answers(folder / files[0]), key=lambda line: line["correct"])
-            parts.append(Answers(row.name, lines, {file: quote(file) for file in files}))
+            wrong = sum(not line["correct"] for line in lines)
+            parts.append({"model": row.name, "lines": lines, "wrong": wrong, "links": {f: quote(f) for f in files}})
     return parts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,25 +19,6 @@ from mentalese.values import temporarily
 OWN = "own"
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """A model's score with its own thoughts, or under a control.
-
-    Attributes:
-        thoughts: `own`, or a control, see `mentalese.nn.controls`.
-        score: nats per token, or the share of questions that are answered correctly.
-        difference: difference from the score with the model's own thoughts; `None` for the latter.
-        interval: 95% interval of the difference, over documents or questions; `None` with too few of them.
-        unfinished: number of answers that were cut at the limit of new tokens; `None` for texts.
-    """
-
-    thoughts: str
-    score: float
-    difference: float | None = None
-    interval: tuple[float, float] | None = None
-    unfinished: int | None = None
-
-
 def has_own_thoughts(saved: Saved) -> bool:
     """Test if a model thinks and was not trained under a control."""
     config = saved.model.config
@@ -49,9 +29,10 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
     """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
 
     Returns:
-        `ablations`, a list of `Ablation`s as dictionaries, own thoughts first, without `swapped` if there is only one
-        text; `unit` (`nats per token` or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the
-        text.
+        `ablations`, own thoughts first, without `swapped` if there is only one text: `thoughts` (`own`, or a control of
+        `mentalese.nn.controls`), `score`, the `difference` from own thoughts, its 95% `interval` over documents or
+        questions (`None` with too few), and the number of `unfinished` answers (`None` for texts). Then `unit` (`nats
+        per token` or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the text.
 
     Raises:
         InputError: the model has no thoughts; errors of `Saved.store`.
@@ -81,28 +62,31 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
             with seeded(saved.model, 0):
                 return saved.token_scores(split, show=show), None
 
-    reference, unfinished = scores(None)
-    ablations = [Ablation(OWN, float(np.nanmean(reference, dtype=np.float64)), unfinished=unfinished)]
+    values = {OWN: scores(None)} | {control: scores(control) for control in CONTROLS}
+    reference, _ = values[OWN]
+    ablations: list[dict[str, object]] = []
     documents = saved.evaluation.documents(len(split.document_bytes))
-    values = {control: scores(control) for control in CONTROLS}
-    for control, (other, unfinished) in values.items():
-        if control == "swapped" and documents == 1 and np.array_equal(other, values["removed"][0], equal_nan=True):
+    for thoughts, (other, unfinished) in values.items():
+        if thoughts == "swapped" and documents == 1 and np.array_equal(other, values["removed"][0], equal_nan=True):
             continue  # thoughts of a single row could only be removed; a long text has other windows
-        if questions:
+        difference: float | None = None
+        interval: tuple[float, float] | None = None
+        if thoughts != OWN and questions:
             gain = (other - reference)[:, None]
             bounds = bootstrap_questions(gain, -1.0, 1.0)
             difference = float(gain.mean())
             interval = None if bounds is None else (float(bounds[0, 0]), float(bounds[1, 0]))
-        else:
+        elif thoughts != OWN:
             overall = compare_scores(other, reference, split).overall
             difference, interval = overall.difference, overall.interval
         score = float(np.nanmean(other, dtype=np.float64))
-        ablations.append(Ablation(control, score, difference, interval, unfinished))
+        entry = {"thoughts": thoughts, "score": score, "difference": difference, "interval": interval}
+        ablations.append(entry | {"unfinished": unfinished})
     tokens = int((~np.isnan(reference)).sum())
     counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
     return {
         "unit": "accuracy" if questions else "nats per token",
-        "ablations": [vars(ablation) for ablation in ablations],
+        "ablations": ablations,
         **counted,
         "protocol": saved.layout.asked() if questions else saved.protocol,
         **options.origin(saved, store),

@@ -136,7 +136,7 @@ class MentaleseLM(LM):
 
     @torch.no_grad()
     def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
-        """Return the likelihood of each continuation after its context, which may be empty; they are joined as they are.
+        """Return the likelihood of each continuation after its context, which may be empty, joined as they are.
 
         Only the continuation has labels, so a model that infers thoughts from a text infers them from the context.
 
