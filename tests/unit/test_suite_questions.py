@@ -19,8 +19,9 @@ from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
 from mentalese.suite.tasks import task
 from mentalese.suite.tasks.composition import Composition
 from mentalese.suite.tasks.expressions import Expressions, distributions
-from mentalese.suite.tasks.reachability import RULES, Reachability, rule_accuracy
+from mentalese.suite.tasks.reachability import Reachability
 from mentalese.suite.tasks.recall import Recall
+from reachability_rules import RULES, rule_accuracy
 
 
 def parts(document: Document) -> tuple[str, list[str], str]:

@@ -15,7 +15,8 @@ from mentalese.data.builtin import BUILTIN, described, open_builtin
 from mentalese.data.documents import SPLITS, Source
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
 from mentalese.suite.tasks import TASKS, Levels, task
-from mentalese.suite.tasks.reachability import RULES, Reachability, rule_accuracy
+from mentalese.suite.tasks.reachability import Reachability
+from reachability_rules import RULES, rule_accuracy
 
 DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
 HARDER = {
