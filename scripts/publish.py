@@ -18,11 +18,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mentalese.errors import require
 from mentalese.files import compact_json, read_json, write_text
-from mentalese.suite.judge import joined
+from mentalese.suite.judge import add_tests
+from mentalese.suite.recipes import SUITE
 from mentalese.suite.run import VERSION, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
+_SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
+"""Fields in which two calls of a task must agree, for their methods to be in one table."""
 UNPUBLISHED = ("curve", "samples")
 """Parts of a run that its command makes again, and that no table needs."""
 
@@ -51,6 +55,31 @@ def publish(folder: Path, names: list[str], results: Path, *, join: bool = False
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
+
+
+def joined(judged: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return a task with the methods of an earlier call; for the same name, the new method is taken.
+
+    Raises:
+        InputError: the calls differ in the text, the length, the seeds or the levels, or a method no longer exists.
+    """
+    again = "run all methods again, and replace the earlier results"
+    for name in _SAME:
+        where = f"{name} of {judged['name']}"
+        require(judged[name] == earlier[name], where, judged[name], f"earlier it was {earlier[name]!r}, so {again}")
+    new = {method["name"] for method in judged["methods"]}
+    others = [dict(method) for method in earlier["methods"] if method["name"] not in new]
+    calls = []
+    for call in earlier["calls"]:
+        if left := [name for name in call["methods"] if name not in new]:
+            calls.append(call | {"methods": left})
+    task = SUITE[judged["name"]](judged["size"])
+    order = [method.recipe.name for method in task.methods]
+    gone = [method["name"] for method in others if method["name"] not in order]
+    require(not gone, f"methods of earlier results of {judged['name']}", gone, f"it no longer has these, so {again}")
+    methods = sorted([*judged["methods"], *others], key=lambda method: order.index(method["name"]))
+    add_tests(methods, task, judged["step"])
+    return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
 
 
 def without_curves(compared: dict[str, Any]) -> dict[str, Any]:

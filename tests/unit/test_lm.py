@@ -790,7 +790,6 @@ def test_without_lm_eval_the_extra_is_named(folder: Path, monkeypatch: pytest.Mo
         ("--task-files .", "task_files is '.': perplexity cannot use it, remove it"),
         ("--tasks hub:race --task-files .", "task_files is '.': hub:race cannot use it, remove it"),
         ("--limit 3", "limit is 3: perplexity cannot use it, remove it"),
-        ("--tasks perplexity,accuracy", "tasks is 'accuracy': use the command `mentalese answer` instead"),
         ("--tasks hub:race --limit 0", "limit is 0"),
     ],
 )

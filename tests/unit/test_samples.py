@@ -312,8 +312,6 @@ def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.Monke
         ),
         ("sample --judge gpt2 --kind both --decoding greedy --draws 2", "draws is 2: greedy decoding draws nothing"),
         ("sample --judge gpt2 --joined", "--joined"),
-        ("eval --tasks unconditional", "use the command `mentalese sample` instead"),
-        ("eval --tasks perplexity,conditional", "use the command `mentalese sample --kind conditional` instead"),
         ("eval --tasks perplexity --judge gpt2", "--judge"),
         ("eval --tasks perplexity --shots 5", "shots is 5: perplexity cannot use it, remove it"),
         ("eval --tasks perplexity --temperature 0.5", "--temperature"),

@@ -406,13 +406,13 @@ def test_methods_join_those_that_are_published(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="publish it without --join"):
         script.publish(runs, ["topics"], results, join=True)
     other = json.loads((runs / "suite.json").read_text())["tasks"][0]
-    tests = suite_judge.joined(other, found)["methods"][0]["against"]
+    tests = script.joined(other, found)["methods"][0]["against"]
     assert {name: test["conclusive"] for name, test in tests.items()} == {names[1]: True, names[2]: False}
     with pytest.raises(InputError, match=r"size of topics is 1\.0: earlier it was 0\.5"):
-        suite_judge.joined(other, found | {"size": 0.5})
+        script.joined(other, found | {"size": 0.5})
     found["methods"][-1]["name"] = "topics/gone"
     with pytest.raises(InputError, match=r"\['topics/gone'\]: it no longer has these"):
-        suite_judge.joined(other, found)
+        script.joined(other, found)
 
 
 @pytest.mark.parametrize(

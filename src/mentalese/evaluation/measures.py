@@ -19,11 +19,6 @@ TASKS = ("perplexity", "reversal", *SETS)
 Result = dict[str, Any]
 _TEXT = {field.name for field in dataclasses.fields(TextOptions)}
 _PERPLEXITY = _TEXT | {"estimators", "joined", "context_length", "documents", "stage", "latents"}
-_MOVED = {
-    "accuracy": "mentalese answer",
-    "unconditional": "mentalese sample",
-    "conditional": "mentalese sample --kind conditional",
-}
 
 
 def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
@@ -36,7 +31,6 @@ def read_tasks(options: EvaluationOptions) -> dict[str, Questions]:
     require(bool(tasks), "tasks", tasks, f"use one of {', '.join(TASKS)} or {HUB}NAME")
     uses = {"tasks"}
     for task in tasks:
-        require(task not in _MOVED, "tasks", task, f"use the command `{_MOVED.get(task)}` instead")
         exists = task in TASKS or (task != HUB and task.startswith(HUB))
         require(exists, "tasks", task, f"use one of {', '.join(TASKS)} or {HUB}NAME{nearest(task, TASKS)}")
         if task == "perplexity":

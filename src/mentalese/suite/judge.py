@@ -15,7 +15,6 @@ import numpy as np
 from mentalese.compare.compare import run_folder
 from mentalese.compare.comparison import SEEDS_FOR_A_TEST
 from mentalese.data.split import Split
-from mentalese.errors import require
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import EvaluationOptions
@@ -23,7 +22,6 @@ from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, s
 from mentalese.files import read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.suite.methods import SuiteTask
-from mentalese.suite.recipes import SUITE
 from mentalese.suite.tasks import Levels
 from mentalese.suite.tasks import task as generated
 from mentalese.suite.tasks.base import MarkovText
@@ -32,8 +30,6 @@ from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
-_SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
-"""Fields in which two calls of a task must agree, for their methods to be in one table."""
 
 
 def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) -> Judged:
@@ -77,7 +73,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
         )
     test = rows[0]["runs"][0]["test"]
     step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
-    _add_tests(methods, task, step)
+    add_tests(methods, task, step)
     call = {
         "created": comparison["created"],
         "command": comparison["command"],
@@ -98,32 +94,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
     }
 
 
-def joined(judged: Judged, earlier: Judged) -> Judged:
-    """Return a task with the methods of an earlier call; for the same name, the new method is taken.
-
-    Raises:
-        InputError: the calls differ in the text, the length, the seeds or the levels, or a method no longer exists.
-    """
-    again = "run all methods again, and replace the earlier results"
-    for name in _SAME:
-        where = f"{name} of {judged['name']}"
-        require(judged[name] == earlier[name], where, judged[name], f"earlier it was {earlier[name]!r}, so {again}")
-    new = {method["name"] for method in judged["methods"]}
-    others = [dict(method) for method in earlier["methods"] if method["name"] not in new]
-    calls = []
-    for call in earlier["calls"]:
-        if left := [name for name in call["methods"] if name not in new]:
-            calls.append(call | {"methods": left})
-    task = SUITE[judged["name"]](judged["size"])
-    order = [method.recipe.name for method in task.methods]
-    gone = [method["name"] for method in others if method["name"] not in order]
-    require(not gone, f"methods of earlier results of {judged['name']}", gone, f"it no longer has these, so {again}")
-    methods = sorted([*judged["methods"], *others], key=lambda method: order.index(method["name"]))
-    _add_tests(methods, task, judged["step"])
-    return {**judged, "methods": methods, "calls": [*calls, *judged["calls"]]}
-
-
-def _add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
+def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
     """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
     families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
     for one in methods:
