@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -244,12 +245,8 @@ def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's whole weights on the CPU of rank 0, for `save_pretrained`; other ranks join and get `{}`."""
-    main = not dist.is_initialized() or dist.get_rank() == 0
-    weights: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        if main:
-            weights[name] = whole.cpu()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights: dict[str, Any] = get_model_state_dict(model, options=options)
     return weights
 
 
@@ -263,9 +260,8 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor,
         Scalar: the norm after scaling and before clipping.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    local, mesh = _local(gradients)
     norm = get_total_norm(local)
-    mesh = next((g.device_mesh for g in gradients if isinstance(g, DTensor)), None)
     if mesh is not None:
         squared = norm.square()
         dist.all_reduce(squared, group=mesh.get_group())
@@ -291,18 +287,24 @@ def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) 
     Returns:
         Name -> scalar; empty without components, zero without gradients.
     """
-    layers = [(name, layer) for name, component in components.items() for layer in component]
+    names = [name for name, component in components.items() for _ in component]
+    layers = [layer for component in components.values() for layer in component]
     if not layers:
         return {}
-    gradients = [(i, p.grad) for i, (_, layer) in enumerate(layers) for p in layer if p.grad is not None]
-    squared = torch.zeros(len(layers), device=layers[0][1][0].device)
-    if gradients:
-        norms = torch.stack(torch._foreach_norm([g.to_local() if isinstance(g, DTensor) else g for _, g in gradients]))
+    gradients = [(i, p.grad) for i, layer in enumerate(layers) for p in layer if p.grad is not None]
+    local, mesh = _local([gradient for _, gradient in gradients])
+    squared = torch.zeros(len(layers), device=layers[0][0].device)
+    if local:
+        norms = torch.stack(torch._foreach_norm(local))
         squared.index_add_(0, torch.tensor([i for i, _ in gradients], device=norms.device), norms.float().square())
-    mesh = next((g.device_mesh for _, g in gradients if isinstance(g, DTensor)), None)
     if mesh is not None:
         dist.all_reduce(squared, group=mesh.get_group())
     of_layers = squared.sqrt()
-    names = [name for name, _ in layers]
     means = torch.stack([of_layers[[n == name for n in names]].mean() for name in dict.fromkeys(names)])
     return dict(zip(dict.fromkeys(names), means / means.sum().clamp(min=torch.finfo(means.dtype).tiny)))
+
+
+def _local(gradients: Sequence[Tensor]) -> tuple[list[Tensor], DeviceMesh | None]:
+    """Return this rank's part of gradients, and the mesh over which FSDP2 shards them."""
+    mesh = next((gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)), None)
+    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients], mesh
