@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import shlex
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import torch
 
+from mentalese.errors import InputError
 from mentalese.files import JsonObject
-from mentalese.model_fields import model_fields
-from mentalese.recipe import AS_IT_IS, LENGTHS, Recipe
+from mentalese.recipe import AS_IT_IS, Recipe
+from mentalese.recipe_files import override, sections
 from mentalese.registry import recipes
 
 
@@ -50,47 +52,26 @@ def command() -> str:
 def train_command(recipe: Recipe, out: Path) -> str | None:
     """Return the command line that trains only `recipe`, into `out`.
 
-    `None` if there is none: the recipe is not registered, or differs from the registered one in more than options.
+    `None` if there is none: the recipe is not registered, or differs from the registered one in more than settings.
     """
     registered = recipes().get(recipe.name)
-    if (
-        registered is None
-        or registered.phases != recipe.phases
-        or registered.model["model_type"] != recipe.model["model_type"]
-        or registered.layout.kind != recipe.layout.kind
-    ):
+    if registered is None:
         return None
-    arguments: list[str] = []
-    if recipe.data.source != registered.data.source:
-        arguments += ["--data", recipe.data.source]
-        registered = dataclasses.replace(registered, data=dataclasses.replace(registered.data, **AS_IT_IS))
-    for section in ("model", "data", "layout", "optimizer", "train", "evaluation"):
-        before, after = _fields(registered, section), _fields(recipe, section)
-        if before.keys() - after.keys():
-            return None
-        for name, value in after.items():
-            if (section, name) == ("data", "source") or (name in before and before[name] == value):
-                continue
-            if section == "train" and name in LENGTHS and value is None:
-                continue  # the length that is given replaces the others
-            if isinstance(value, dict):
-                return None
-            option = f"{section}.{name.replace('_', '-')}"
-            if (section, name) == ("train", "seed"):
-                arguments += ["--seed", str(value)]
-            elif isinstance(value, bool):
-                arguments += [f"--{option}" if value else f"--{section}.no-{name.replace('_', '-')}"]
-            else:
-                arguments += [f"--{option}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    return f"mentalese train {shlex.join([recipe.name, *arguments, '--out', str(out)])}"
-
-
-def _fields(recipe: Recipe, section: str) -> dict[str, object]:
-    """Return a section's fields by the names that its options have."""
-    if section != "model":
-        return vars(getattr(recipe, section))
-    fields = model_fields(recipe.model["model_type"])
-    return {fields[name].name if name in fields else name: value for name, value in recipe.model.items()}
+    before, after = registered.to_dict(), recipe.to_dict()
+    if after["data"]["source"] != before["data"]["source"]:
+        before["data"] |= AS_IT_IS
+    settings = [
+        f"{section}.{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for section in ("model", *sections(recipe))
+        for name, value in after[section].items()
+        if name not in before[section] or value != before[section][name]
+    ]
+    about = {name: getattr(recipe, name) for name in ("description", "baseline", "paper")}
+    try:
+        again = dataclasses.replace(override(registered, *settings), **about)
+    except InputError:
+        return None
+    return f"mentalese train {shlex.join([recipe.name, *settings, '--out', str(out)])}" if again == recipe else None
 
 
 def _processor() -> str:

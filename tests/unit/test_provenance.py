@@ -74,7 +74,6 @@ def test_what_no_option_can_say_has_no_command() -> None:
         dataclasses.replace(recipe, name="mine/tiny"),
         dataclasses.replace(gestalt, phases=()),
         dataclasses.replace(recipe, model={"model_type": "gpt2"}),
-        dataclasses.replace(recipe, model=recipe.model | {"rope_parameters": {"rope_type": "default"}}),
     ):
         assert train_command(other, Path("a")) is None
 
