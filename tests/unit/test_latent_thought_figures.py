@@ -293,7 +293,7 @@ def test_what_cannot_be_drawn_is_refused(run: Path, plain: Path, recipe: Recipe,
         refused(name, plain, says="no thoughts, use a model with thoughts")
         refused(name, run, plain, says="use MODEL")
     for name in ("reconstruction", "words"):
-        refused(name, shared, says="one set of thoughts for all layers .* use a model whose layers have their own")
+        refused(name, shared, says="one set of thoughts for all layers, use a model whose layers have their own")
     refused("words", run, text="word " * LENGTH, says=f"tokens with its start, and the model reads {LENGTH}: shorten")
     smaller = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, tokenizer="bpe:270"))
     refused("steps", run, saved(tmp_path / "smaller", smaller), says="another text, tokenizer or length")

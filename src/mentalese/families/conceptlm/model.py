@@ -10,9 +10,8 @@ predicted concept before it predicts these tokens:
                 already has the next concept, and the first k - 1 tokens read zeros
     decode      the remaining token layers read h + e
 
-A hook before one layer of the backbone reads and adds concepts; the backbone is otherwise unchanged. A row's
-chunks begin at its first token, wherever padding stands. Letters in shapes: B rows of L tokens, d hidden size, C
-the most concepts of any row that end in this call.
+A hook before one layer of the backbone reads and adds concepts. A row's chunks begin at its first token. Letters in
+shapes: B rows of L tokens, d hidden size, C the most concepts of any row that end in this call.
 """
 
 from __future__ import annotations
@@ -351,9 +350,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the weighted sum of NTP, NCP and VQ (section 3).
 
-        `metrics` holds the three separately and the quality of predictions (`concept_r2`, see `explained`). For the
-        nearest codes of this batch it holds the share in use (`codebook_utilisation`) and the perplexity
-        (`codebook_perplexity`): mean and minimum over segments. See `predicted_codes` for the rest.
+        `metrics` holds the three, `explained` as `concept_r2`, and `usage` of this batch's codes and `predicted_codes`.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -390,8 +387,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def _watch(self, used: Usage, concepts: Tensor) -> None:
         """Warn once if codebooks have collapsed, so that most inputs have the same few codes (appendix E.3).
 
-        Few inputs have few codes, so the codes of the last step are compared with the number of different vectors in
-        `concepts` [n, d].
+        Few different `concepts` [n, d] have few codes, which is no collapse.
         """
         if self._watched is None:
             return

@@ -194,7 +194,7 @@ class CompiledLayers(nn.Module):
 def _kind(step: Step) -> tuple[bool, ...]:
     """Return all properties that a graph depends on: gradients, first sentences, places of tokens, sizes of 1."""
     slots = [keys.shape[1] > 1 for keys, _ in step.memory.values()]
-    return torch.is_grad_enabled(), step.has_memory is None, step.sequences.even, step.sentences > 1, *slots
+    return torch.is_grad_enabled(), step.has_memory is None, step.sequences.even, len(step.sequences.order) > 1, *slots
 
 
 def _mark_sizes(x: Tensor, steps: list[Step]) -> None:

@@ -11,8 +11,7 @@ Only the layers up to the vector's are recurrent. The rest read the memory and f
     upper layers   all sentences of all streams at once, each with its window of vectors
     head, loss     on the tokens that predict something, all at once
 
-Tokens are flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing. `plain.py` is the same
-model in its plainest form; tests compare outputs and gradients with it.
+Tokens are flat, without padding (`nn/ragged.py`), and streams that have ended cost nothing.
 
 Sections and equations are the paper's. Letters in shapes: B streams of L tokens; n sentences and N tokens in a step, or
 in all steps; m vectors that are read, C cross-attention layers, d hidden size.
@@ -57,7 +56,6 @@ class Reading:
     """The states of streams [B, L] after a pass, or of a part of their steps: n sentences and N tokens.
 
     Attributes:
-        plan: the plan of the pass, on the device.
         hidden: [N, d], final hidden states; by default without the last token of each sentence.
         vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; for an
             unfinished sentence they are computed at its last token. Empty without a memory.
@@ -132,9 +130,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return Limits(static_cache="the keys of a sentence are given up when it ends", loss=loss or None)
 
     @property
-    def layers(self) -> list[Any]:
+    def layers(self) -> list[Block]:
         """The block of each layer."""
-        return [self.blocks[i % len(self.blocks)] for i in range(self.config.num_hidden_layers)]
+        blocks: list[Any] = [*self.blocks]
+        return [blocks[i % len(blocks)] for i in range(self.config.num_hidden_layers)]
 
     def new_cache(self) -> SentenceCache:
         return SentenceCache()
@@ -142,9 +141,8 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     # -------------------------------------------------------------------------------------- read a stream
 
     def read(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Reading:
-        """Read streams [B, L] in one part; for options see `readings`."""
-        (reading,) = self.readings(input_ids, attention_mask, **options)
-        return reading
+        """Read streams [B, L] in one part, with options of `readings`."""
+        return next(self.readings(input_ids, attention_mask, **options))
 
     def readings(
         self,
@@ -163,8 +161,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
             token_dropout, sentence_dropout: rates of B.2, in training mode.
             ends: also return the final states of tokens that end a sentence, which predict nothing.
             trace: keep the attention to memory.
-            tokens: read whole steps of about this number of tokens at a time, and keep only the memory between them;
-                `None`: all at once.
+            tokens: read whole steps of about this number of tokens at a time; `None`: all at once.
         """
         config, device = self.config, input_ids.device
         sentences = find_sentences(input_ids, attention_mask, config)
@@ -206,7 +203,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         for k, step in enumerate(plan.steps):
             x, prefix = self._start(parts[k], step, memory)
             step.attention = [] if trace else None
-            step.memory = dict(zip(cross, memory.keys_and_values(step.sentences))) if cross else {}
+            step.memory = dict(zip(cross, memory.keys_and_values(len(step.sequences.order)))) if cross else {}
             layers = [replace(step, layer=i, maps=maps[i][k] if i < len(maps) else {}) for i in range(plan.depth + 1)]
             x, vector, norm = run(x, layers, sentence_dropout)
             if vector is not None and norm is not None:
@@ -235,7 +232,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         """Return the maps that all steps share, by layer and step, and last the sentence head's. For training."""
         if not torch.is_grad_enabled() or not plan.steps:
             return []
-        counts = [step.sentences for step in plan.steps]
+        counts = [len(step.sequences.order) for step in plan.steps]
         memory.repeat(plan.ranks, counts[: plan.writes])
         tokens = [len(step.sequences.place) for step in plan.steps]
         maps = [block.uses(tokens) for block in self.layers[: plan.depth]]
@@ -243,8 +240,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
     def _embed(self, ids: Tensor, plan: PassPlan, token_dropout: float) -> Tensor:
         """Return E[x] + P[position in the sentence], [N, d], without E at a seeded start, with token dropout (B.2)."""
-        config = self.config
-        x = self.embed(ids)
+        config, x = self.config, self.embed(ids)
         x = (x if plan.seeded is None else x.index_fill(0, plan.seeded, 0.0)) + self.position_embed(plan.positions)
         if self.training and token_dropout > 0:
             dropped = torch.rand(ids.shape, device=ids.device) < token_dropout
@@ -258,7 +254,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
         The paper's formula (section 2.2) replaces X_BOS, position included; here P[0] is added, as in the paper's text.
         """
-        streams = step.sentences
+        streams = len(step.sequences.order)
         if step.begin is not None:
             x = x.index_add(0, step.begin, first_rows(memory.seed, streams).to(x.dtype))
         x = F.dropout(x, self.config.embedding_dropout, self.training)
@@ -339,33 +335,29 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         """Return the weighted mean cross-entropy, plus a hinge and `next_vector_loss` if they are used.
 
         The hinge keeps the lengths of normalised sentence vectors near 1. Both terms are weighted by the targets of
-        each sentence, so the loss is one mean over targets.
-
-        Args:
-            eos_weight: weight of end-of-sentence targets (section 2.3).
-            token_dropout: share of content tokens with zeroed embeddings (B.2).
-            sentence_dropout: dropout of the hidden state that becomes the sentence vector (B.2).
+        each sentence, so the loss is one mean over targets. Settings are those of section 2.3 and B.2.
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
         ids, labels = batch["input_ids"], batch["labels"]
         dropouts = {"token_dropout": token_dropout, "sentence_dropout": sentence_dropout}
         reading = self.read(ids, batch.get("attention_mask"), **dropouts, ends=False)
         loss, counted = self._cross_entropy(reading.predicting(), reading.plan.targets, labels, weights)
-        weight, shares = counted.sum(), self._shares(reading, counted)
-        layers = self.layers
-        metrics = {"nll": loss.detach()} | {
-            f"memory_gate.{i}": layers[i].memory_attention.gate.detach()[0] for i in self.config.cross_layers
-        }
-        if self.config.memory != "none":
-            normalized, norms = self.config.sentence_head == "normalized", reading.norms
-            hinge = (shares * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum() / weight.clamp(min=1e-8)
+        weight, config = counted.sum(), self.config
+        count = weight.clamp(min=1e-8)
+        gates = {i: self.layers[i].memory_attention.gate.detach() for i in config.cross_layers}
+        metrics = {"nll": loss.detach()} | {f"memory_gate.{i}": gate[0] for i, gate in gates.items()}
+        if config.memory != "none":
+            plan, norms = reading.plan, reading.norms
+            shares = torch.zeros_like(norms).index_add(0, plan.sentence, counted.to(norms.dtype)) * plan.ended
+            normalized = config.sentence_head == "normalized"
+            hinge = (shares * (F.relu(norms - 1.1) + F.relu(0.9 - norms)).square()).sum() / count
             # Without the hinge, zero times it: with FSDP2 the head must take part in every step.
             loss = loss + (HINGE_WEIGHT if normalized else 0.0) * hinge
             metrics |= {"norm_hinge": hinge.detach()} if normalized else {}
-        if self.config.next_vector_weight:
-            ahead, explained = self.next_vector_loss(reading, shares)
-            loss = loss + self.config.next_vector_weight * ahead / weight.clamp(min=1e-8)
-            metrics |= {"next_vector": ahead.detach() / weight.clamp(min=1e-8), "next_vector_r2": explained}
+            if config.next_vector_weight:
+                ahead, explained = self.next_vector_loss(reading, shares)
+                loss = loss + config.next_vector_weight * ahead / count
+                metrics |= {"next_vector": ahead.detach() / count, "next_vector_r2": explained}
         encoded = partial(self._encoded, reading, ids)  # ends of sentences predict nothing: their states are zero
         return LossOutput(loss, weight, metrics, encoded)
 
@@ -375,24 +367,18 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         counted = weights.flatten()[targets] * (labels != IGNORED)
         return linear_cross_entropy(hidden, self.loss_head(), labels, target_weights=counted), counted
 
-    @staticmethod
-    def _shares(reading: Reading, counted: Tensor) -> Tensor:
-        """Return the sum [n] of each sentence's target weights [N']; 0 for unfinished sentences."""
-        plan, norms = reading.plan, reading.norms
-        if not len(norms):
-            return norms
-        return torch.zeros_like(norms).index_add(0, plan.sentence, counted.to(norms.dtype)) * plan.ended
-
     def next_vector_loss(self, reading: Reading, shares: Tensor) -> tuple[Tensor, Tensor]:
         """Return the squared distances between each sentence's vector and a linear map of the previous vector.
 
-        The next-concept loss of ConceptLM (Liu et al., "Next Concept Prediction in Discrete Latent Space Leads to
-        Stronger Language Models"), with sentences in place of chunks and no codebook. The target is a constant, as
-        there; otherwise equal vectors would be optimal.
+        The next-concept loss of ConceptLM with sentences in place of chunks and no codebook. The target is a constant,
+        as there; otherwise equal vectors would be optimal.
+
+        Args:
+            shares: [n], the sum of each sentence's target weights; 0 for unfinished sentences.
 
         Returns:
-            The sum, weighted by the targets of the sentence that is predicted; first sentences have no loss. And the
-            predicted share of the vectors' variance (R^2): 1 is exact, 0 no better than their mean in the batch.
+            The sum over sentences after the first, weighted by `shares`, and the predicted share of the vectors'
+            variance (R^2): 1 is exact, 0 no better than their mean in the batch.
         """
         counts = reading.sentences.counts
         parts = reading.vectors.split(counts) if counts else [reading.vectors]
@@ -420,10 +406,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return scores.new_zeros(labels.numel()).index_copy(0, torch.cat(places), scores).view_as(labels)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """Return the recurrent layers of a step as one graph, and each later block.
-
-        A graph of all steps would be compiled again for each batch.
-        """
+        """Return the recurrent layers of a step as one graph, and each later block."""
         return [CompiledLayers(self), *self.layers[self.config.recurrent_layers :]]
 
     def gradient_groups(self) -> dict[str, list[list[nn.Parameter]]]:
@@ -465,11 +448,10 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return scored.index_fill(0, encoded.sentences.pairs(scored.device)[1], True).view_as(input_ids)
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
-        """Add sentence vectors and the attention to them.
+        """Add sentence vectors and the attention to them, if there is cross-attention.
 
         `memory_attention` is a token's largest weight on one sentence in memory, `links["memory"]` the attention of the
-        tokens of sentence i to sentence j; all weights are means over heads and cross layers. `memory_gate` contains
-        the gates by cross layer. A model without cross-attention has no such weights.
+        tokens of sentence i to sentence j; all weights are means over heads and cross layers.
         """
         reading = encoded.reading
         assert reading is not None

@@ -31,7 +31,7 @@ class Step:
     """Sentences that are computed together: the k-th of every stream that has one, or all sentences of all steps.
 
     Attributes:
-        sequences: the places of their tokens; vectors before a sentence (`memory` = `prefix`) are part of it.
+        sequences: the places of tokens; vectors before a sentence (`memory` = `prefix`) are part of it.
         last: [n], the last token of each sentence.
         begin: [n], the first tokens of sentences that start from a vector; `None`: none.
         read: [n, m], of all steps at once: the vectors that each sentence reads, in `sequences.order`. Copies without
@@ -56,11 +56,6 @@ class Step:
     maps: dict[str, Use] = field(default_factory=dict)
     attention: list[Tensor] | None = None
     cache: SentenceCache | None = None
-
-    @property
-    def sentences(self) -> int:
-        """n, the number of sentences."""
-        return len(self.sequences.order)
 
     def linear(self, name: str, module: nn.Module, x: Tensor) -> Tensor:
         """Return `module(x)`, by the use in `maps` if there is one."""
