@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedModel
+from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedConfig, PreTrainedModel
 
 from mentalese.errors import InputError, require
 from mentalese.models.decoder_config import PAIRED, sliding_window
 from mentalese.models.transformers_seam import attention_of
 
 
-def takes_pairs(config: Any) -> bool:
+def takes_pairs(config: PreTrainedConfig) -> bool:
     """Test if `attention_masks` returns masks of pairs for a decoder without windows."""
     return attention_of(config) in ("sdpa", "eager") and config.model_type in PAIRED
 
@@ -62,7 +62,7 @@ def attention_masks(
     return masks["full_attention" if window is None else "sliding_attention"]
 
 
-def build_decoder(where: str, config: Any, attn_implementation: str | None = None) -> PreTrainedModel:
+def build_decoder(where: str, config: PreTrainedConfig, attn_implementation: str | None = None) -> PreTrainedModel:
     """Return a decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
 
     Args:
@@ -130,7 +130,7 @@ def _experts(block: nn.Module) -> int:
     return router + sum(p.numel() // len(p) for p in stacked) * chosen
 
 
-def attention_width(config: Any) -> int:
+def attention_width(config: PreTrainedConfig) -> int:
     """Return the channels of all heads of all layers; a pair of a query and a key costs twice as many multiply-adds."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return width * config.num_attention_heads * config.num_hidden_layers

@@ -311,7 +311,7 @@ class DecoderLM(LanguageModel):
     def _weights(self) -> int:
         return linear_weights(self) + self.output_weight().numel()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _restored, (self.defined_as,), self.__dict__
 
 
@@ -342,7 +342,7 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
     return cast(LanguageModel, model)
 
 
-def class_of(model: nn.Module) -> type[Any]:
+def class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
     """Return the class that transformers or a family defines for a model."""
     return model.defined_as if isinstance(model, DecoderLM) else type(model)
 

@@ -30,7 +30,7 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
     return CONFIG_MAPPING[model_type]
 
 
-def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Any:
+def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """Return a model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
 
     Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -39,6 +39,9 @@ from mentalese.values import Place, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+C = TypeVar("C", bound=PreTrainedConfig)
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def save_model(
         write_about(temporary, tokenizer, about)
 
 
-def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, Any]) -> None:
+def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, object]) -> None:
     """Write `mentalese.json` next to a model and its tokenizer."""
     weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     facts = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
@@ -169,14 +172,14 @@ def check_weights(path: str | Path) -> None:
             raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train again")
 
 
-def with_fields(config: Any, fields: dict[str, Any]) -> Any:
+def with_fields(config: C, fields: Mapping[str, object]) -> C:
     """Return the config with other values, checked like a new one."""
     check_fields("config", type(config), checked("config", dict, fields))
-    return type(config).from_dict(config.to_dict() | fields) if fields else config
+    return type(config).from_dict(config.to_dict() | dict(fields)) if fields else config
 
 
 def load_model(
-    path: str | Path, device: str | torch.device = "cpu", *, fields: dict[str, Any] | None = None
+    path: str | Path, device: str | torch.device = "cpu", *, fields: Mapping[str, object] | None = None
 ) -> tuple[LanguageModel, PreTrainedTokenizerBase]:
     """Return a trained model, in eval mode, and its tokenizer.
 
@@ -273,7 +276,7 @@ def _not_finite(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _from_checkpoint(path: Path, config: Any, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def _from_checkpoint(path: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Return the model with a checkpoint's weights; adapters are merged into them."""
     with torch.random.fork_rng(devices=[]):
         model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)

@@ -92,7 +92,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     """
 
     model_type = "latent_thought_base"
-    constants = dict[str, Any]()  # noqa: RUF012 (never written to)
+    constants = dict[str, object]()  # noqa: RUF012 (never written to)
     vocab_size: int = 0
     hidden_size: int = 64
     num_hidden_layers: int = 2

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.config import LatentThoughtConfig, check_fields
 
 
-def decoder_config(where: str, fields: dict[str, Any]) -> Any:
+def decoder_config(where: str, fields: dict[str, Any]) -> PreTrainedConfig:
     """Return the Hugging Face config of a decoder from its `model_type` and fields.
 
     Args:
@@ -45,19 +45,19 @@ def decoder_config(where: str, fields: dict[str, Any]) -> Any:
     return config
 
 
-def kinds_of_layers(config: Any) -> set[str]:
+def kinds_of_layers(config: PreTrainedConfig) -> set[str]:
     """Return the kinds of attention that a decoder's config names; empty if it names none."""
     return {kind for name in ("layer_types", "attention_layers") for kind in getattr(config, name, None) or ()}
 
 
-def sliding_window(config: Any) -> int | None:
+def sliding_window(config: PreTrainedConfig) -> int | None:
     """Return the number of columns that layers with sliding windows see; `None` if the decoder has no such layers."""
     kinds = kinds_of_layers(config)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     return (window or 0) if "sliding_attention" in kinds else window if not kinds else None
 
 
-def check_full_attention(where: str, config: Any, *, windows: bool = False) -> None:
+def check_full_attention(where: str, config: PreTrainedConfig, *, windows: bool = False) -> None:
     """Raise `InputError` for a decoder that counts columns of its cache: masked columns would use up its window.
 
     Args:
@@ -130,7 +130,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
         return getattr(self.backbone_config, "max_position_embeddings", None)
 
     @property
-    def backbone_config(self) -> Any:
+    def backbone_config(self) -> PreTrainedConfig:
         """The backbone's own config, with the vocabulary and special tokens of this one."""
         config = decoder_config(f"{self.model_type}.backbone", self.backbone or {})
         for name in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"):

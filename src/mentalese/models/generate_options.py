@@ -53,7 +53,7 @@ class GenerateOptions:
     posterior_seed: Integer | None = None
     seed: Integer = 0
 
-    def inference(self, generate: Callable[..., Any]) -> dict[str, Any]:
+    def inference(self, generate: Callable[..., object]) -> dict[str, Any]:
         """Return keywords of a model's own `generate` that infers thoughts; progress is shown, as it takes a while."""
         takes = inspect.signature(generate).parameters
         names = ("fast_steps", "infer_every", "posterior_seed")

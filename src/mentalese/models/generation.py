@@ -79,7 +79,7 @@ def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) 
     closed = threading.Event()
     errors: list[BaseException] = []
 
-    def stop(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def stop(input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
         return torch.full((input_ids.shape[0],), closed.is_set(), device=input_ids.device)
 
     def run() -> None:
@@ -126,7 +126,7 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
-def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, Any]) -> dict[str, Any]:
+def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, object]) -> dict[str, Any]:
     model, tokenizer = saved.model, saved.tokenizer
     special = special_token_ids(tokenizer, sentences=False)
     words = asked.get("stop_strings") or model.generation_config.stop_strings
@@ -139,7 +139,7 @@ def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, Any]) -> di
     }
 
 
-def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, Any]:
+def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, object]:
     """Return keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
 
     Args:

@@ -68,7 +68,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
 
 
-def _recipe(name: str, model: dict[str, Any], out: Path, latents: bool, context: int | None) -> dict[str, object]:
+def _recipe(name: str, model: dict[str, object], out: Path, latents: bool, context: int | None) -> dict[str, object]:
     """Return a recipe that trains the grown model: on any text, or with latents on questions.
 
     Questions lose their steps epoch by epoch (Coconut's curriculum on GSM8K, one epoch per stage).

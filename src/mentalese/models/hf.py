@@ -72,6 +72,7 @@ class Limits:
 
 E = TypeVar("E")
 """The type that a family's `encode` returns."""
+Out = TypeVar("Out", StatesOutput, LogitsOutput)
 
 
 class Body(nn.Module):
@@ -87,7 +88,7 @@ class Body(nn.Module):
         attention_mask: Tensor | None = None,
         return_dict: bool | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> StatesOutput | tuple[object, ...]:
         """Return `last_hidden_state` [batch, length, hidden], from which the head predicts.
 
         Args:
@@ -171,7 +172,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """See `Body`."""
         return Body(self)
 
-    def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
+    def set_checkpointing(self, enable: bool, run: Callable[..., object], every_n_layers: int) -> None:
         """Refuse reentrant checkpointing, which sees only a block's own arguments: blocks also share thoughts."""
         reentrant = getattr(run, "keywords", {}).get("use_reentrant", False)
         require(not reentrant, "use_reentrant", reentrant, "gradients of shared thoughts would be lost, set False")
@@ -251,7 +252,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return_dict: bool | None = None,
         cache: ThoughtCache | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> LogitsOutput | tuple[object, ...]:
         """Return the logits [batch, length, vocabulary], at each position for the token after it.
 
         Positions follow from `attention_mask`; `position_ids` are not read.
@@ -405,7 +406,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         require(not wanted or reason is None, "output_hidden_states", wanted, str(reason))
         return options | ({"output_hidden_states": True} if wanted else {})
 
-    def returned(self, output: StatesOutput | LogitsOutput, return_dict: bool | None) -> Any:
+    def returned(self, output: Out, return_dict: bool | None) -> Out | tuple[object, ...]:
         """Return the output, or a tuple of it, as `return_dict` or the config requires."""
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 

@@ -184,5 +184,5 @@ def _new_modules(model: PreTrainedModel) -> list[str]:
         return []
     for name, _ in model.named_parameters(recurse=False):
         raise InputError(f"train.lora_rank is set and {type(model).__name__}.{name} is in no module: put it into one")
-    added: dict[str, Any] = {name: module for name, module in model.named_children() if name != "backbone"}
+    added: dict[str, nn.Module] = {name: module for name, module in model.named_children() if name != "backbone"}
     return [part for name, module in added.items() for part in parts(name, module)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,7 +158,7 @@ class Saved(TextModel):
             )
         return thinking.think(self, checked("text", str, text), **options)
 
-    def trace(self, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+    def trace(self, input_ids: Tensor, **options: object) -> ThoughtTrace:
         """Return the trace of these tokens [length].
 
         Raises:
@@ -198,7 +198,7 @@ class Saved(TextModel):
         """Return a split of the text in the model's own tokens; raise the same errors as `store`."""
         return self.store(name, show=show).splits[name]
 
-    def perplexity(self, split: Split, *, show: bool = False, **options: Any) -> scoring.Perplexity:
+    def perplexity(self, split: Split, *, show: bool = False, **options: Callable[[], None]) -> scoring.Perplexity:
         """Return the perplexity of a split, by the model's protocol, see `mentalese.models.scoring.perplexity`."""
         return scoring.perplexity(self, split, show=show, **options)
 
@@ -215,7 +215,9 @@ def _same(source: str, other: str) -> bool:
     return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
 
 
-def load(path: str | Path, device: str | torch.device | None = None, *, config: dict[str, Any] | None = None) -> Saved:
+def load(
+    path: str | Path, device: str | torch.device | None = None, *, config: Mapping[str, object] | None = None
+) -> Saved:
     """Open a trained model.
 
     Args:

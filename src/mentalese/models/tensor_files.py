@@ -110,7 +110,7 @@ _ALLOWED = {
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name not in _ALLOWED.get(module, ()):
@@ -121,7 +121,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 class TensorReader(dcp.FileSystemReader):
     """A reader of tensors and nothing else; DCP's own reader runs any code that `.metadata` names."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         file = Path(self.path) / ".metadata"
         try:
             with file.open("rb") as stream:

@@ -52,7 +52,7 @@ def text_tokenizer(
     *,
     mask_token_id: int | None = None,
     model_max_length: int | None = None,
-    about: dict[str, Any] | None = None,
+    about: dict[str, object] | None = None,
 ) -> PreTrainedTokenizerFast:
     """Return a copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
@@ -103,7 +103,7 @@ def text_tokenizer(
     )
 
 
-def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> Any:
+def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.PostProcessor:
     """Return a post-processor that puts these markers around a text."""
     first, last = ([f"{backend.id_to_token(index)}:0" for index in ids] for ids in (before, after))
     single = [*first, "$A:0", *last]
@@ -131,7 +131,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
 
     _reads: tuple[int, Layout, PromptEncoder] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_reads": None}  # reconstructed; a splitter cannot be pickled
 
     def _reading(self) -> tuple[Layout, PromptEncoder]:
@@ -144,7 +144,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
             self._reads = len(self), layout, encoder
         return self._reads[1:]
 
-    def _row(self, text: Any, pair: Any) -> tuple[TextRow, int]:
+    def _row(self, text: str, pair: str | None) -> tuple[TextRow, int]:
         """Return the tokens of a text and of its continuation, and the number of the text's own tokens."""
         for value in (text, pair):
             if not isinstance(value, str | None):
@@ -251,7 +251,7 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         module = write_module(Path(save_directory), MODULE, type(self))
         return (*super().save_pretrained(save_directory, *args, **kwargs), str(module))
 
-    def remote_class(self) -> dict[str, Any]:
+    def remote_class(self) -> dict[str, list[str | None]]:
         return {"AutoTokenizer": [None, f"{MODULE}.{type(self).__name__}"]}
 
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _TOKEN, _PARENT = "token", "parent"
 
 
-def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **options: Any) -> ThoughtTrace:
+def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **options: object) -> ThoughtTrace:
     """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
     For models trained on questions, the text is the question, followed by the latents of `layout`, and the greedy
@@ -88,7 +88,7 @@ def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationCo
     return [*zip(rows.start.tolist(), rows.target.tolist(), rows.stop.tolist())]
 
 
-def trace(saved: TextModel, input_ids: Tensor, **options: Any) -> ThoughtTrace:
+def trace(saved: TextModel, input_ids: Tensor, **options: object) -> ThoughtTrace:
     """Return what a model thinks of these tokens [length], with their texts; options as in `think`."""
     ids = input_ids[None].to(saved.device)
     with seeded(saved.model, 0):

@@ -28,7 +28,7 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
     def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
         return self.encode_texts(*texts, **options)
 
-    def columns(self, encoding: Encoding, **returned: bool) -> dict[str, Any]:
+    def columns(self, encoding: Encoding, **returned: bool) -> dict[str, list[list[int]]]:
         """Return the lists of a `BatchEncoding` for one row, as `return_NAME` selects them."""
         return self._convert_encoding(encoding, **returned)[0]
 
@@ -36,10 +36,10 @@ class ReadingTokenizer(PreTrainedTokenizerFast):
         """Warn once about more tokens than the model can read."""
         self._eventual_warn_about_too_long_sequence(ids, max_length, verbose)
 
-    def remote_class(self) -> dict[str, Any]:
+    def remote_class(self) -> dict[str, list[str | None]]:
         """Return the class that opens the tokenizer where this package is not imported."""
         raise NotImplementedError(f"{type(self).__name__} needs remote_class")
 
     @property
-    def _auto_map(self) -> dict[str, Any]:
+    def _auto_map(self) -> dict[str, list[str | None]]:
         return self.remote_class()

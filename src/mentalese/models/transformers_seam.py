@@ -186,7 +186,7 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
         # Models that are not transformers' own skip modules without weights of their own, unless no option is passed.
         super()._initialize_weights(module, *(() if self.initializes_containers else options))
 
-    def set_checkpointing(self, enable: bool, run: Callable[..., Any], every_n_layers: int) -> None:
+    def set_checkpointing(self, enable: bool, run: Callable[..., object], every_n_layers: int) -> None:
         """Turn gradient checkpointing on or off.
 
         Args:
@@ -197,7 +197,7 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
     def _set_gradient_checkpointing(
         self,
         enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        gradient_checkpointing_func: Callable[..., object] = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
         self.set_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
