@@ -437,7 +437,7 @@ def test_what_a_layout_cannot_read_is_refused(case: Case) -> None:
     with pytest.raises(InputError, match=r"max_length is 0: set at least [1-9]"):
         case.tokenizer("A son.", truncation=True, max_length=0)
     if case.saved.layout.markers:
-        with pytest.raises(InputError, match="text_pair is set"):
+        with pytest.raises(InputError, match="text_pair is"):
             case.tokenizer("A son.", "A father.")
 
 

@@ -122,7 +122,7 @@ def test_folders_that_cannot_be_read_or_written_are_refused(tokenizer: Any, tmp_
     with pytest.raises(InputError, match=r"has no config\.json or no"):
         convert(tmp_path, tmp_path / "ours")
     theirs = folder_of(made("gpt_neox", len(tokenizer)), "gpt_neox", tokenizer, tmp_path / "theirs")
-    with pytest.raises(InputError, match="which is not empty"):
+    with pytest.raises(InputError, match="it is not empty"):
         convert(theirs, theirs)
     save_file({"strange.weight": torch.zeros(2)}, theirs / "model.safetensors")
     with pytest.raises(InputError, match=r"strange\.weight"):

@@ -142,7 +142,7 @@ def test_weights_of_another_base_are_refused_by_name(tokenizer: Any, tmp_path: P
         InputError, match=r"made from another base: transformer.wpe.weight is \(256, 64\) there and \(256, 32\)"
     ):
         start_from(model, marked, str(tmp_path / "wide"))
-    with pytest.raises(InputError, match=r"a LlamaForCausalLM: the model is CoconutForCausalLM on GPT2LMHeadModel"):
+    with pytest.raises(InputError, match=r"a LlamaForCausalLM and the model a GPT2LMHeadModel"):
         start_from(model, marked, str(tmp_path / "llama"))
     grow(str(tmp_path / "base"), "coconut", tmp_path / "gated", mode="agclr")
     with pytest.raises(InputError, match=r"concept_stream.* there and no such weights here"):
@@ -258,5 +258,5 @@ def test_what_cannot_grow_says_why_and_leaves_nothing_behind(
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("")
-    with pytest.raises(InputError, match="which is not empty: use another folder"):
+    with pytest.raises(InputError, match="it is not empty, use another folder"):
         grow(str(base), "coconut", tmp_path / "out")

@@ -228,8 +228,8 @@ def test_flops_count_adapters_and_each_other_map_once(base: Path, corpus: Path, 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lora_targets": ("q_prol",)}, "train.lora_targets has 'q_prol': .* did you mean 'q_proj'"),
-        ({"lora_targets": ("lm_head",)}, "train.lora_targets has 'lm_head': use linear maps of the decoder"),
+        ({"lora_targets": ("q_prol",)}, "train.lora_targets is 'q_prol': .* did you mean 'q_proj'"),
+        ({"lora_targets": ("lm_head",)}, "train.lora_targets is 'lm_head': use linear maps of the decoder"),
         ({"lora_rank": 0}, "train.lora_rank is 0: it should be"),
         ({"lora_alpha": -1}, "train.lora_alpha is -1: it should be"),
         ({"lora_rank": None, "lora_alpha": 2}, "train.lora_alpha is 2: set train.lora_rank too"),

@@ -70,10 +70,8 @@ def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except InputError:
             raise
-        except (ValueError, ArithmeticError, RuntimeError) as error:  # from sizes
-            raise InputError(f"model: {' '.join(str(error).split())}: change its sizes") from error
-        except KeyError as error:  # from an unknown name
-            raise InputError(f"model: {fields['model_type']} knows no {error}: use a name that it knows") from error
+        except (ValueError, ArithmeticError, RuntimeError, KeyError) as error:  # from sizes, or an unknown name
+            raise InputError(f"model: {' '.join(str(error).split())}: change its sizes or names") from error
         return as_model(model)
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import check_folder_place, write_json
 from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, config_class, context_length
@@ -51,11 +51,9 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     """
     declarations = families()
     growing = [name for name, declared in declarations.items() if declared.grow is not None]
-    if family not in growing:
-        raise InputError(f"family is {family!r}: use one that grows on a trained model ({', '.join(growing)})")
+    require(family in growing, "family", family, f"use one that grows on a trained model ({', '.join(growing)})")
     check_folder_place(out, "out")
-    if out.exists() and any(out.iterdir()):
-        raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
+    require(not (out.exists() and any(out.iterdir())), "out", str(out), "it is not empty, use another folder")
     inner, tokenizer = load_model(base)
     config = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
@@ -125,10 +123,8 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     base, own_tokenizer = load_model(path)
     last = ends(base)
     target: Any = model if class_of(base) is class_of(model) else getattr(model, "backbone", model)
-    if class_of(base) is not class_of(target):
-        raise InputError(
-            f"train.init is {path!r}, a {type(base).__name__}: the model is {_named(model)}; use a checkpoint of that"
-        )
+    remedy = f"it is a {type(base).__name__} and the model a {type(target).__name__}; use a checkpoint of that"
+    require(class_of(base) is class_of(target), "train.init", path, remedy)
     if target is not model and hasattr(whole, "cut"):  # the model has some of its base's layers
         base = whole.cut(base)
     if deepen and target is model and base.config.num_hidden_layers < target.config.num_hidden_layers:
@@ -139,22 +135,16 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
     weights, parameters = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
     for name, value in weights.items():
-        if name not in parameters or (id(value) not in tables and value.shape != parameters[name].shape):
-            here = tuple(parameters[name].shape) if name in parameters else "no such weights"
-            raise InputError(
-                f"train.init is {path!r}, which was made from another base: {name} is {tuple(value.shape)} there and "
-                f"{here} here; use a checkpoint of the recipe's own model, or grow one"
-            )
+        here = tuple(parameters[name].shape) if name in parameters else "no such weights"
+        if name not in parameters or (id(value) not in tables and tuple(value.shape) != here):
+            raise _other_base(path, name, tuple(value.shape), here)
     inner: Any = [getattr(m, "backbone", m) for m in (target, base)]
     fields, theirs = (_read_by(m.config) for m in inner)
     if theirs.get("tie_word_embeddings"):  # an untied head may start as the embeddings
         del fields["tie_word_embeddings"]
     for name in fields:
         if fields[name] != theirs.get(name):
-            raise InputError(
-                f"train.init is {path!r}, which was made from another base: {name} is {theirs.get(name)} there and "
-                f"{fields[name]} here; set the same in the recipe's model"
-            )
+            raise _other_base(path, name, theirs.get(name), fields[name])
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
@@ -163,6 +153,14 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens([*range(len(own_tokenizer))])
     names = {tokens[index] for index in last if index < len(tokens)}
     end_at(model, {tokenizer.eos_token_id, *(ids[name] for name in names if name in ids)})
+
+
+def _other_base(path: str, name: str, there: object, here: object) -> InputError:
+    return InputError(
+        f"train.init is {path!r}, which was made from another base: {name} is {there} there and {here} here; use a "
+        "checkpoint of the recipe's own model, or set the same in its model",
+        "train.init",
+    )
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:
@@ -212,21 +210,12 @@ def _read_by(config: PreTrainedConfig) -> dict[str, object]:
     return {name: _SAME.get(value, value) if isinstance(value, str) else value for name, value in values.items()}
 
 
-def _named(model: nn.Module) -> str:
-    inner = getattr(model, "backbone", None)
-    return type(model).__name__ + (f" on {type(inner).__name__}" if inner is not None else "")
-
-
 def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:
     """Return for each token the base's tokens whose mean its embedding starts as; an empty list means all of them."""
     base_tokens, vocabulary = base.get_vocab(), tokenizer.get_vocab()
-    if strange := [
-        token for token in vocabulary if token not in base_tokens and token not in (*MARKERS, *LATENT_MARKERS.values())
-    ]:
-        raise InputError(
-            f"train.init is {path!r}, whose tokenizer lacks {len(strange)} tokens of data.tokenizer, as "
-            f"{strange[0]!r}: set data.tokenizer to that model's own"
-        )
+    strange = vocabulary.keys() - base_tokens.keys() - {*MARKERS, *LATENT_MARKERS.values()}
+    remedy = f"its tokenizer lacks {len(strange)} tokens of data.tokenizer; set data.tokenizer to that model's own"
+    require(not strange, "train.init", path, remedy)
     calculation = base(LIKENESS, add_special_tokens=False)["input_ids"]
     rows: list[list[int]] = [[] for _ in range(len(tokenizer))]
     for token, index in vocabulary.items():

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import Conv1D, PreTrainedModel
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.install import install_command
 from mentalese.models.base import LanguageModel
 from mentalese.recipe import TrainConfig
@@ -61,11 +61,8 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
     if train.lora_rank is None:
         return
     version = _version()
-    if version is None or Version(version) < Version(_LEAST):
-        raise InputError(
-            f"train.lora_rank is {train.lora_rank}: LoRA needs PEFT {_LEAST} or newer and finds {version or 'none'}: "
-            f"{install_command('lora')}"
-        )
+    remedy = f"LoRA needs PEFT {_LEAST} or newer and finds {version or 'none'}: {install_command('lora')}"
+    require(version is not None and Version(version) >= Version(_LEAST), "train.lora_rank", train.lora_rank, remedy)
     import peft
 
     maps = _linear_maps(model)
@@ -154,11 +151,8 @@ def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
     """Return the last parts of the names of the maps that get adapters."""
     names = sorted({name.rpartition(".")[2] for name in maps})
     for name in asked:
-        if name not in names:
-            raise InputError(
-                f"train.lora_targets has {name!r}: use linear maps of the decoder ({', '.join(names)}), the head has "
-                f"none{nearest(name, names)}"
-            )
+        remedy = f"use linear maps of the decoder ({', '.join(names)}), without the head{nearest(name, names)}"
+        require(name in names, "train.lora_targets", name, remedy)
     return list(asked) or names
 
 

@@ -36,11 +36,7 @@ def packaged_models() -> dict[str, Path]:
 
 
 def packaged(path: str | Path) -> Path | None:
-    """Return the folder of `models:NAME`; `None` for other paths.
-
-    Raises:
-        InputError: no installed package has such a model.
-    """
+    """Return the folder of `models:NAME`, or raise `InputError`; `None` for other paths."""
     if not str(path).startswith(PREFIX):
         return None
     name, models = str(path).removeprefix(PREFIX), packaged_models()

@@ -50,10 +50,7 @@ class Places:
 
 
 def places(where: str, decoder: nn.Module) -> Places:
-    """Find the places of a decoder's layers.
-
-    Args:
-        where: the field that contains the decoder, for messages.
+    """Return the places of a decoder's layers; `where` is the field that contains it, for messages.
 
     Raises:
         InputError: the places are not found, or layers compute something else when called by themselves.

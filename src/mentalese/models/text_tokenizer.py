@@ -24,7 +24,7 @@ from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
 from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.tokenizer_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
@@ -56,8 +56,7 @@ def text_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Return a copy of `tokenizer` that reads texts as a model of this layout does, padded on the left.
 
-    A second text continues the first one, after the tokens that the layout puts between them: an answer after the
-        latents.
+    A second text continues the first one, after the layout's tokens between them: an answer after the latents.
 
     Args:
         mask_token_id: the mask's id, for models that fill in `<|mask|>`.
@@ -146,16 +145,12 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
 
     def _row(self, text: str, pair: str | None) -> tuple[TextRow, int]:
         """Return the tokens of a text and of its continuation, and the number of the text's own tokens."""
+        remedy = "this tokenizer splits texts into sentences by itself, so pass whole texts"
         for value in (text, pair):
-            if not isinstance(value, str | None):
-                raise InputError(
-                    f"text is {value!r}: this tokenizer splits texts into sentences by itself, so pass whole texts"
-                )
+            require(isinstance(value, str | None), "text", value, remedy)
         layout, reads = self._reading()
-        if pair and layout.markers:
-            raise InputError(
-                "text_pair is set: this model reads sentences between markers, which two texts may share; pass one text"
-            )
+        remedy = "this model reads sentences between markers, which two texts may share; pass one text"
+        require(not (pair and layout.markers), "text_pair", pair, remedy)
         row = layout.prompt_row(text, reads)
         return (row + reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
 
@@ -256,17 +251,12 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
 
 
 def _truncated(row: TextRow, own: int, longest: int, side: str) -> TextRow:
-    """Return at most `longest` tokens: the continuation is cut, or else the text between its markers.
-
-    Raises:
-        InputError: there is no room for the tokens that must stay.
-    """
+    """Return at most `longest` tokens: the continuation is cut, or else the text between its markers."""
     if len(row) <= longest:
         return row
     before, after = (own, 0) if own < len(row) else row.around()
     room = longest - before - after
-    if room < 0:
-        raise InputError(f"max_length is {longest}: set at least {before + after}, the tokens that cannot be cut")
+    require(room >= 0, "max_length", longest, f"set at least {before + after}, the tokens that cannot be cut")
     middle = row[before : len(row) - after]
     middle = middle[:room] if side == "right" else middle[len(middle) - room :]
     skipped = 0
