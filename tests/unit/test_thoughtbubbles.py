@@ -578,7 +578,7 @@ def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:
 
 def test_a_cache_is_refused_where_later_tokens_change_earlier_streams() -> None:
     made = model()
-    with pytest.raises(InputError, match=r"selection is .block., so a new token may change .* so set use_cache=False"):
+    with pytest.raises(InputError, match="so a new token may change earlier streams"):
         made(text(), past_key_values=made.new_cache())
 
 

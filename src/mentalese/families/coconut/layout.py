@@ -79,11 +79,6 @@ def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, togethe
 
 
 def in_order(real: Tensor, thinks: Tensor) -> Layout:
-    """Return a layout that keeps columns, for tokens of which all or none are latents; does not wait for a GPU.
-
-    Args:
-        real: bool [B, L].
-        thinks: bool [B, L], the latents, or [B, 0].
-    """
+    """Return a layout that keeps columns, with `thinks` bool [B, L] or [B, 0]; does not wait for a GPU."""
     column = torch.arange(real.shape[1], device=real.device).expand_as(real)
     return Layout(column, real, column, thinks, first=real[:, 0], prompt=0)

@@ -29,7 +29,6 @@ from transformers import Cache, DynamicCache
 from transformers import initialization as init
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
 from mentalese.families.coconut.config import GATES, CoconutConfig
 from mentalese.families.coconut.layout import Layout, in_order, lay_out
 from mentalese.families.coconut.steps import StepDecoder, step_loss
@@ -257,11 +256,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         Raises:
             InputError: a latent before any token, or latents of a row that are not contiguous.
         """
-        if self.config.latent_token_id is None:
-            raise InputError(
-                f"{self.config.model_type}.latent_token_id is None, so that nothing is a latent: use the token that "
-                "marks one (`mentalese grow` adds it to a tokenizer)"
-            )
+        remedy = "nothing is a latent; use the token that marks one (`mentalese grow` adds it to a tokenizer)"
+        self.config.require(self.config.latent_token_id is not None, "latent_token_id", remedy)
         state = {} if cache is None else cache.state
         continued = "hidden" in state
         real = self.real_tokens(input_ids, attention_mask, cache)
@@ -369,11 +365,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         """Add the loss of the step decoder, if there is one, on the steps that the latents of a batch replace."""
         if self.step_decoder is None:
             return
-        if "steps" not in batch:
-            raise InputError(
-                f"{self.config.model_type}.step_decoder_layers is {self.config.step_decoder_layers}: the batch has no "
-                f"written steps; use layout {self.steps_layout!r}, or set step_decoder_layers to None"
-            )
+        remedy = f"the batch has no written steps; use layout {self.steps_layout!r}, or set None"
+        self.config.require("steps" in batch, "step_decoder_layers", remedy)
         latents, embed = encoded.latents, self.get_input_embeddings()
         loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
         output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}

@@ -23,11 +23,7 @@ from mentalese.families.coconut.config import GATES, CoconutConfig
 
 
 class Coconut(nn.Module):
-    """A decoder whose latent positions read hidden states.
-
-    Args:
-        config: the decoder (`backbone`), the id of the latent token, `mode` and the gates.
-    """
+    """A decoder (`backbone`) whose latent positions read hidden states."""
 
     def __init__(self, config: CoconutConfig) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import numpy as np
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.rows import Rows, ordinals
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.values import checked_dataclass
 
 if TYPE_CHECKING:
@@ -30,18 +30,14 @@ class QuestionSteps(QuestionAnswer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.latents and not self.latents_per_step:
-            raise InputError(
-                f"layout.latents_per_step is {self.latents_per_step}: steps are predicted from latents; set at least "
-                "1, or use layout 'qa'"
-            )
-        if self.removal == "tokens":
-            raise InputError("layout.removal is 'tokens': latents replace whole steps; set 'steps', or use layout 'qa'")
+        remedy = "steps are predicted from latents; set at least 1, or use layout 'qa'"
+        require(bool(self.latents or self.latents_per_step), "layout.latents_per_step", self.latents_per_step, remedy)
+        remedy = "latents replace whole steps; set 'steps', or use layout 'qa'"
+        require(self.removal != "tokens", "layout.removal", self.removal, remedy)
 
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
-        if (np.diff(split.document_segments) == 2).all():
-            raise no_steps(self.kind, split)
+        require_steps(self.kind, split)
 
     def assemble(
         self,
@@ -62,12 +58,13 @@ class QuestionSteps(QuestionAnswer):
         return batch | written_steps(split, rows.target, rows.rest, rows.gap - 2, per_step)
 
 
-def no_steps(kind: str, split: Split) -> InputError:
-    """Return the error of a layout that needs written steps when no question has steps."""
-    return InputError(
-        f"layout is {kind!r}, which learns from written steps: none of the {len(split.document_bytes):,} training "
-        "questions has any; use questions with steps, or a recipe that learns from answers, such as coconut/tiny-no-cot"
+def require_steps(kind: str, split: Split) -> None:
+    """Raise `InputError` if no question has steps, for a layout that needs them."""
+    remedy = (
+        f"it learns from written steps, and none of the {len(split.document_bytes):,} training questions has any; use "
+        "questions with steps, or a recipe that learns from answers, such as coconut/tiny-no-cot"
     )
+    require(bool((np.diff(split.document_segments) > 2).any()), "layout", kind, remedy)
 
 
 def written_steps(

@@ -61,11 +61,7 @@ class Curriculum:
     step_tokens: int
 
     def phases(self, implicit: bool = False) -> tuple[Phase, ...]:
-        """Return Coconut's phases: stage s from epoch s * `epochs` on; in the last one latents replace all steps.
-
-        Args:
-            implicit: instead return iCoT's phases, which leave out more tokens each epoch.
-        """
+        """Return Coconut's phases, stage by stage until latents replace all steps, or iCoT's, which go by epoch."""
         if implicit:
             stages = [*range(self.removed_tokens, self.step_tokens, self.removed_tokens), self.step_tokens + 1]
         else:
@@ -78,11 +74,7 @@ class Curriculum:
 
 
 def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: object) -> Recipe:
-    """Return the recipe, whose model is a decoder, as one of `TITLES`.
-
-    Args:
-        fields: fields of `CoconutConfig`.
-    """
+    """Return the recipe, whose model is a decoder, as one of `TITLES`; `fields` are fields of `CoconutConfig`."""
     stages, per_step = curriculum.stages, curriculum.latents_per_step
     changes: dict[str, Fields] = {
         "cot": {},

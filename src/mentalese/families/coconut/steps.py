@@ -57,11 +57,7 @@ class StepDecoder(nn.Module):
         self.body.load_state_dict({name: weights[name] for name in self.body.state_dict()})
 
     def flops(self, batch: Batch, head: int) -> int:
-        """Return the FLOPs of a forward pass over a batch's steps.
-
-        Args:
-            head: number of weights of the head.
-        """
+        """Return the FLOPs of a forward pass over a batch's steps, under a head with this number of weights."""
         (steps, length), latents = batch["steps"].shape, batch["step_latents"].shape[1]
         columns = length + latents - 1
         body = columns * linear_weights(self.body) + 2 * columns**2 * attention_width(self.body.config)

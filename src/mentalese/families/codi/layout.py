@@ -16,8 +16,8 @@ import numpy as np
 
 from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
 from mentalese.data.rows import Rows
-from mentalese.errors import InputError
-from mentalese.families.coconut.questions import no_steps, written_steps
+from mentalese.errors import require
+from mentalese.families.coconut.questions import require_steps, written_steps
 from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
@@ -75,11 +75,7 @@ class QuestionPairs(RowLayout):
         """Return the teacher's layout at stage 0, which writes all steps; a student has no stage."""
         if stage == 0 and latents is None:
             return self.teacher
-        if stage is not None:
-            raise InputError(
-                f"stage is {stage} and latents is {latents}: layout 'qa_pairs' has stage 0 alone, steps without "
-                "latents; remove one"
-            )
+        require(stage is None, "stage", stage, "layout 'qa_pairs' has only stage 0, without latents; remove one")
         return self if latents is None else dataclasses.replace(self, latents=latents)
 
     def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -94,15 +90,14 @@ class QuestionPairs(RowLayout):
         super().check(split, tokenizer, ranks, micro_batches)
         for layout in (self.teacher, self.student):
             layout.check(split, tokenizer, ranks, micro_batches)
-        if self.without_steps(split) == len(split.document_bytes):
-            raise no_steps(self.kind, split)
+        require_steps(self.kind, split)
         opening = int(split.tokens[split.segments[split.document_segments[1] - 1]])
         first = str(tokenizer.decode([opening])).strip()
-        if first != MARK:
-            raise InputError(
-                f"layout is 'qa_pairs': the tokenizer begins an answer with {first!r}, and CODI distils the state of "
-                f"one token {MARK!r} before it; use a data.tokenizer that has it, such as one trained on the questions"
-            )
+        remedy = (
+            f"the tokenizer begins an answer with {first!r}, and CODI distils the state of one token {MARK!r} before "
+            "it; use a data.tokenizer that has it, such as one trained on the questions"
+        )
+        require(first == MARK, "layout", self.kind, remedy)
 
     def without_steps(self, split: Split) -> int:
         return self.teacher.without_steps(split)

@@ -86,10 +86,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         return self._all_trained(output, self.projection)
 
     def _distances(self, batch: Batch, encoded: CoconutEncoded) -> Tensor:
-        """Return the distances [H] of Eq. 4, 0 where rows are not a pair.
-
-        A distance is the mean over layers of |sg(h_teacher) - h_student| / std(h_teacher).
-        """
+        """Return the distances [H] of Eq. 4, means over layers of |sg(teacher) - student| / std; 0 without a pair."""
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)

@@ -33,12 +33,7 @@ TITLES = {
 
 
 def method(recipe: Recipe, name: str, latents: int = 6, **fields: object) -> Recipe:
-    """Return the recipe, whose model is a decoder, as one of `TITLES`.
-
-    Args:
-        latents: number of latents per question.
-        fields: fields of `CodiConfig`.
-    """
+    """Return the recipe, whose model is a decoder, as one of `TITLES`; `fields` are fields of `CodiConfig`."""
     model, layout = recipe.model, recipe.layout
     assert isinstance(layout, QuestionAnswer)
     if name == "no-cot":

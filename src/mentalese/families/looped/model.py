@@ -219,16 +219,9 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return base
 
     def start_from_backbone(self) -> None:
-        """Make the block read only e, so that any number of turns predicts as the sequence of layers does.
-
-        Raises:
-            InputError: `norms` is `sandwich`, whose norms and embeddings a trained decoder does not have.
-        """
-        if self.config.norms != "own":
-            raise InputError(
-                f"looped.norms is {self.config.norms!r}: a trained decoder does not have these norms, so the model "
-                "would not start as that decoder; set looped.norms to own"
-            )
+        """Make the block read only e, so that any number of turns predicts as the layers in sequence do."""
+        remedy = "a trained decoder does not have these norms, and the model would not start as it; set 'own'"
+        self.config.require(self.config.norms == "own", "norms", remedy)
         with torch.no_grad():
             width = self.config.hidden_size
             self.adapter.weight.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))

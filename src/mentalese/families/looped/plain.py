@@ -52,11 +52,7 @@ class Reading:
 
 
 class Looped(nn.Module):
-    """A decoder whose middle layers are a block that runs several times.
-
-    Args:
-        config: settings with a Llama as the backbone; `norms` is `"sandwich"` or `"own"`.
-    """
+    """A decoder, a Llama, whose middle layers are a block that runs several times."""
 
     def __init__(self, config: LoopedConfig) -> None:
         super().__init__()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from mentalese.data.layouts import Packed
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.families.baselines.recipes import WIKITEXT, llama
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
@@ -73,11 +73,8 @@ def grown(
     if block_layers is None:
         block_layers = block if first + last == prelude + coda else layers - first - last
     total = first + block_layers + last
-    if block_layers < 1 or total > layers:
-        raise InputError(
-            f"block_layers is {block_layers}, with a prelude of {first} and a coda of {last}: the decoder has {layers} "
-            "layers; set prelude_layers, block_layers and coda_layers that it has"
-        )
+    remedy = f"the decoder has {layers} layers, a prelude of {first} and a coda of {last}; set fewer"
+    require(block_layers >= 1 and total <= layers, "block_layers", block_layers, remedy)
     cut = backbone | {"num_hidden_layers": total}
     if (kinds := backbone.get("layer_types")) is not None:
         cut["layer_types"] = [*kinds[:first], *kinds[first + layers - total :]]

@@ -112,14 +112,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             init.zeros_(module.bias)
 
     def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """Return the tokens of rows [B, N]; with a mask this waits once for a GPU.
-
-        Args:
-            attention_mask: [B, N], 0 at padding on either side, which is never attended to.
-
-        Raises:
-            InputError: a row that has only padding.
-        """
+        """Return the tokens of rows [B, N], of which padding is never read; with a mask this waits once for a GPU."""
         real = self.real_tokens(input_ids, attention_mask, None)
         tokens = [] if attention_mask is None else real.sum(1).tolist()
         self.check_rows(tokens)

@@ -176,11 +176,7 @@ class ForkDecision(nn.Module):
 
     @torch.no_grad()
     def observe(self, lowest: Tensor) -> None:
-        """Accumulate the observations of rows for the threshold until the end of the step.
-
-        Args:
-            lowest: [B], the lowest score in the top-k of each row, see `lowest_kept`.
-        """
+        """Keep the lowest scores [B] in the top-k of rows (see `lowest_kept`) until the end of the step."""
         lowest = lowest.to(self.threshold.dtype).clamp(max=0.0)  # inf: only original streams stay
         real = lowest.isfinite()  # short rows keep everything and give no threshold
         totals = torch.stack((lowest.masked_fill(~real, 0.0).sum(), real.sum().to(lowest.dtype)))

@@ -173,10 +173,7 @@ def _other(path: str, saved: Saved, label: str) -> Saved:
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the stretch of each.
-
-    A stretch ends before a token without a score, such as the end of a document.
-    """
+    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the unbroken stretch of each."""
     place = np.flatnonzero(scored)
     stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
     cut = [stretch[: len(stretch) // WINDOW * WINDOW].reshape(-1, WINDOW) for stretch in stretches]
@@ -296,11 +293,7 @@ _KINDS = {
 
 
 def _attended(trace: ThoughtTrace, scored: np.ndarray) -> dict[tuple[str, str], np.ndarray]:
-    """Return, for each reader and kind, the mean attention to a stream of that kind by readers that see one.
-
-    Args:
-        scored: bool [L], the tokens whose streams are readers.
-    """
+    """Return, by reader and kind, the mean attention to streams of that kind; readers are of `scored` tokens [L]."""
     weight = trace.links["attention"].float().cpu().numpy()
     token = np.array([thought.start for thought in trace.thoughts])
     original = np.array([thought.label == "token" for thought in trace.thoughts])

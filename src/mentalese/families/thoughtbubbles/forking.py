@@ -73,10 +73,7 @@ class Streams:
         )
 
     def parts(self, tokens: int) -> Iterator[tuple[slice, slice, slice, Streams]]:
-        """Yield parts of at most this many tokens: their rows, places and tokens, and the streams of only these tokens.
-
-        Each place is in one part.
-        """
+        """Yield rows, places and tokens of disjoint parts of at most this many tokens, and their streams."""
         count, length = self.counts.shape
         if length <= tokens:
             step, places = tokens // max(1, length), slice(0, self.token.shape[1])

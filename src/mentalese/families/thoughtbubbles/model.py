@@ -254,11 +254,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         calibrate: bool,
         cache: ThoughtCache | None,
     ) -> tuple[Streams, Candidates]:
-        """Score all candidates, select some, and let streams fork and end (section 2.3).
-
-        Args:
-            quota: streams that each row may keep, for the block selection and for thresholds.
-        """
+        """Select among streams and forks (section 2.3); a row keeps `quota` streams in the block selection."""
         decision, size, held = self.decisions[layer], None, None
         scores, embedding = decision(streams.x, streams.scores)
         originals = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
