@@ -98,15 +98,12 @@ def write_figure(
         with whole_file(out) as place:
             picture.savefig(place, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
             if out.suffix == ".svg":
-                place.write_text(joined_lines(place.read_text(encoding="utf-8")), encoding="utf-8")
+                # One line per element; matplotlib writes one per point.
+                svg = re.sub(r"\n\s*(?=[^<\s])", " ", place.read_text(encoding="utf-8"))
+                place.write_text(re.sub(r"\n\s*(?=/?>)", "", svg), encoding="utf-8")
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
     write_text(out.with_suffix(".json"), compact_json(about | numbers) + "\n")
     return numbers
-
-
-def joined_lines(svg: str) -> str:
-    """Return a picture with one line per element; matplotlib writes one per point."""
-    return re.sub(r"\n\s*(?=/?>)", "", re.sub(r"\n\s*(?=[^<\s])", " ", svg))
 
 
 def _check_numbers(out: Path) -> None:

@@ -115,7 +115,10 @@ class Measure:
 
     def ticks(self, at: Callable[[float], float], low: float, high: float, length: float) -> list[Tick]:
         """Return round numbers from `low` to `high` that `at` places on an axis of some length."""
-        every = (_log_ticks if self.logarithmic else _ticks)(low / self.step, high / self.step)
+        low, high = low / self.step, high / self.step
+        every = round_numbers(0.95 * low, 1.05 * high) if self.logarithmic else []
+        if len(every) < 3:
+            every = [number for number in _ticks(low, high) if number > 0 or not self.logarithmic]
         numbers = [number * self.step for number in every]
         return [Tick(at(number), self.tick(number)) for number in numbers if 0 <= at(number) <= length]
 
@@ -367,9 +370,3 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     size = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
     first, last = math.floor(low / size), math.ceil(high / size)
     return [n * size for n in range(first, last + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2, 5, 10, 20, ... if the range contains three of them, else evenly spaced ticks."""
-    ticks = round_numbers(0.95 * low, 1.05 * high)
-    return ticks if len(ticks) >= 3 else [t for t in _ticks(low, high) if t > 0]

@@ -83,7 +83,9 @@ class AnswerRule:
         """Test if an answer is right."""
         if self.name == "number" and (expected_number := number_in(expected)) is not None:
             number = number_in(answer)
-            return number is not None and _same_number(number, expected_number)
+            if number is None or number.denominator == expected_number.denominator == 1:
+                return number == expected_number  # integers to the last digit
+            return abs(number - expected_number) <= _ROUNDING * max(abs(number), abs(expected_number))
         if self.name == "choice" and (letter := _choice_in(expected)) is not None:
             return _choice_in(answer) == letter
         return answer == expected
@@ -186,13 +188,6 @@ def _digits(text: str) -> str:
     return re.sub(rf"[,{_SPACES}]", "", text).rstrip(".")
 
 
-def _same_number(one: Fraction, other: Fraction) -> bool:
-    """Integers to the last digit, others up to the rounding of floats."""
-    if one.denominator == other.denominator == 1:
-        return one == other
-    return abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
-
-
 def _written(text: str) -> str | None:
     """Return a number with digits, sign and point, or as a fraction; `None` for another text."""
     match = _number_match(text)
@@ -250,13 +245,12 @@ def _words(text: str) -> list[str]:
     if (number := number_in(text)) is not None:
         return [_by_value(number)]
     text = text.lower().translate(_MINUS_SIGNS)
-    plain = " ".join(map(_word, text.split()))
+    parts = []
+    for word in text.split():
+        number = number_in(word.strip(_AROUND))
+        parts.append(_DROPPED.sub("", word) if number is None else _by_value(number))
+    plain = " ".join(parts)
     return _ARTICLES.sub(" ", plain).split() or plain.split() or text.split()
-
-
-def _word(word: str) -> str:
-    number = number_in(word.strip(_AROUND))
-    return _DROPPED.sub("", word) if number is None else _by_value(number)
 
 
 def _by_value(number: Fraction) -> str:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import groupby
 from typing import NamedTuple
@@ -32,6 +30,7 @@ from mentalese.models.generation import continuations
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
+from mentalese.values import temporarily
 
 
 class Score(NamedTuple):
@@ -222,7 +221,8 @@ class MentaleseLM(LM):
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """Test if every label has the largest logit, bool [rows]; models that fill in masks predict all at once."""
-        with _unwarned():
+        # The protocol names the estimator, so a warning that logits are not a likelihood adds nothing.
+        with temporarily(hf.logger, disabled=True):
             logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
         predicted = logits[:, :-1] if self.model.causal else logits[:, 1:]
@@ -258,7 +258,8 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
         task.set_fewshot_seed(seed=_SEED)
     ask = {"limit": questions.limit, "bootstrap_iters": _RESAMPLINGS, "log_samples": False}
     try:
-        with _quiet():
+        # `MentaleseLM` shows the progress of slow work.
+        with temporarily(lm_eval_task, tqdm=lambda items, **_: items):
             about = evaluate(lm=lm, task_dict=questions.tasks, **ask)
     except ModuleNotFoundError as error:
         raise InputError(f"task 'hub:{name}' needs {error.name}: pip install {error.name}") from error
@@ -314,25 +315,3 @@ def _by_name(metrics: dict[str, str | float]) -> dict[str, float | None]:
             name = metric.removesuffix("_stderr") + ("" if filter_name == "none" else f".{filter_name}")
             values[name + metric[len(metric.removesuffix("_stderr")) :]] = None if value == "N/A" else float(value)
     return values
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Hide the warning that a model's logits are not its likelihood, since the protocol names the estimator."""
-    level = hf.logger.level
-    hf.logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        hf.logger.setLevel(level)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide lm-eval's progress bars, since `MentaleseLM` shows the progress of slow work."""
-    progress_bar = lm_eval_task.tqdm
-    lm_eval_task.tqdm = lambda items, **options: items
-    try:
-        yield
-    finally:
-        lm_eval_task.tqdm = progress_bar
