@@ -34,11 +34,9 @@ Settings = dict[str, str]
 
 @dataclass
 class Trial:
-    """One setting and its score.
+    """One setting and its score on the validation split; `value` is `None` until it is known, and of a diverged run.
 
     Attributes:
-        value: the best value of the recipe's metric on the validation split; `None` until it is known, and if the loss
-            was not finite.
         nll: nats per token of the answers in that split, which decides between trials of equal accuracy.
         extended: the setting was added because the best one was at the edge.
     """
@@ -52,10 +50,9 @@ class Trial:
 
 @dataclass
 class Tuned:
-    """A recipe's trials; `recipe` has the best setting and its own seed, once nothing is `pending`.
+    """A recipe's trials, in `folder`/trials; `recipe` has the best setting, once nothing is `pending`.
 
     Attributes:
-        folder: folder of the recipe's runs; trials are in its subfolder `trials`.
         fit: function that gives a trial the length that all runs share.
         pending: settings to try next: the grid, then extensions of ranges whose best value is at an edge.
     """

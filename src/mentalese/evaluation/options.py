@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from tyro.conf import arg
 
 from mentalese.data.config import AnswerRuleName, Detokenizer
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, checked_dataclass
 
 if TYPE_CHECKING:
@@ -161,14 +161,10 @@ class AnswerOptions(TextOptions):
     latents: NonNegative | None = None
 
     def __post_init__(self) -> None:
-        if self.answer_samples is not None and self.num_beams is not None:
-            raise InputError(
-                f"answer_samples is {self.answer_samples} and num_beams is {self.num_beams}: set one of them"
-            )
-        if self.temperature != 1 and self.answer_samples is None:
-            raise InputError(
-                f"temperature is {self.temperature}: it is of sampled answers; remove it, or set answer_samples"
-            )
+        sampled, beams = self.answer_samples is not None, self.num_beams is not None
+        require(not (sampled and beams), "num_beams", self.num_beams, "answer_samples is set too, set one of them")
+        used = self.temperature == 1 or sampled
+        require(used, "temperature", self.temperature, "it is of sampled answers; remove it, or set answer_samples")
 
     @property
     def attempts(self) -> int:
@@ -204,19 +200,15 @@ class SampleOptions(TextOptions):
     seed: Integer = 0
 
     def __post_init__(self) -> None:
-        defaults: dict[str, object] = {name: about.default for name, about in self.__dataclass_fields__.items()}
-        for name in ("source", "text_column", "detokenizer", "split", "prompt_tokens", "draws"):
-            if self.kind == "unconditional" and getattr(self, name) != defaults[name]:
-                raise InputError(
-                    f"{name} is {getattr(self, name)!r}: unconditional samples have no prompts; remove it, or set kind "
-                    "to 'conditional' or 'both'"
-                )
-        for name in ("draws", "temperature"):
-            if self.decoding == "greedy" and getattr(self, name) != defaults[name]:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}: greedy decoding draws nothing; remove it, or set decoding to "
-                    "'multinomial'"
-                )
+        no_prompts = "unconditional samples have no prompts; remove it, or set kind to 'conditional' or 'both'"
+        no_draws = "greedy decoding draws nothing; remove it, or set decoding to 'multinomial'"
+        unused = {"draws": no_draws, "temperature": no_draws} if self.decoding == "greedy" else {}
+        if self.kind == "unconditional":
+            unused |= dict.fromkeys(("source", "text_column", "detokenizer", "split", "prompt_tokens"), no_prompts)
+            unused.setdefault("draws", no_prompts)
+        for name, remedy in unused.items():
+            value = getattr(self, name)
+            require(value == self.__dataclass_fields__[name].default, name, value, remedy)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

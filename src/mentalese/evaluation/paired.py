@@ -19,14 +19,11 @@ POSITIONS = 12
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between a model and its reference in nats per token; below zero the model predicts better.
+    """A mean difference between a model and its reference in nats per token; below zero the model predicts better.
 
     Attributes:
-        tokens: number of tokens in the mean.
-        difference: mean of `scores - reference`.
         interval: 95% interval, over documents drawn with replacement; `None` if only one has such tokens.
-        position: position of the tokens in their sentence, from 1; `None` for all of them. The last position includes
-            all later ones.
+        position: position of the tokens in their sentence, from 1; the last one includes all later ones. `None`: all.
     """
 
     tokens: int
@@ -37,13 +34,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class PairedScores:
-    """A comparison token by token.
-
-    Attributes:
-        nll, reference_nll: mean nats per token of the two models, over the same tokens.
-        overall: the mean difference.
-        by_position: the same for the first token of every sentence, the second, ...
-    """
+    """A comparison token by token: mean nats of the two models, and differences over all tokens and by position."""
 
     documents: int
     nll: float
@@ -108,8 +99,7 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
         options: the text; `None`: the test split of the data that `saved` was trained on.
 
     Returns:
-        `PairedScores` as a dictionary, both `protocol`s, the `source` and the `split`. Positions in a sentence are
-        those of the first model's text.
+        `PairedScores` as a dictionary, both `protocol`s, the `source` and the `split`.
 
     Raises:
         InputError: tokenizers that split the text into different tokens; errors of `Saved.store`.

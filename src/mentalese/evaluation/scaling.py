@@ -29,11 +29,8 @@ class PowerLaw:
     """A fitted L(x) = (scale / x)^exponent.
 
     Attributes:
-        exponent: alpha.
-        scale: x_c, in units of x.
         points: number of fitted points.
-        exponent_interval: 95% interval, by Student's t with `points - 2` degrees of freedom, if the logarithms scatter
-            normally about the line; `None` for two points, which are on the line.
+        exponent_interval: 95% interval, by Student's t with `points - 2` degrees of freedom; `None` for two points.
         spread: standard deviation of log L about the line (`points - 2` in the denominator); `None` for two points.
         center, variation: mean of log x, and the sum of its squared distances from it.
     """
@@ -57,13 +54,11 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """The worth of a model of size `x` to the reference.
+    """The worth of a model of size `x` to the reference: the reference's size for the same loss, over `x`.
 
     Attributes:
-        value: the reference's size for the same loss, over `x`.
-        interval: 95% interval, by Fieller's theorem (1954) with Student's t, if both models scatter normally and
-            equally about their laws (the spread is pooled); `None` if both laws have two points, or if the reference's
-            exponent is not significantly different from zero, so that there are no bounds.
+        interval: 95% interval, by Fieller's theorem (1954) with Student's t and a pooled spread; `None` if both laws
+            have two points, or if the reference's exponent is not significantly different from zero.
     """
 
     x: float
@@ -72,11 +67,7 @@ class Multiplier:
 
 
 def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
-    """Fit a power law by least squares in log-log.
-
-    Args:
-        x: training tokens or parameters, all above 0, with at least two different values.
-        loss: nats per token at each `x`, all above 0.
+    """Fit a power law of nats per token by least squares in log-log.
 
     Raises:
         InputError: too few sizes, a number without a logarithm, or a loss that does not change.

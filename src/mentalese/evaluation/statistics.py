@@ -92,13 +92,11 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 def bootstrap_pairs(values: np.ndarray, *, samples: int = 2_000) -> tuple[float, float] | None:
     """Return a 95% interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
 
-    Pairs that share a unit are not independent, so units are drawn with replacement, with all pairs among them.
+    Pairs that share a unit are not independent, so units are drawn with replacement, with all pairs among them. Return
+    `None` for fewer than three units.
 
     Args:
         values: value of each ordered pair [units, units]; the diagonal is not read.
-
-    Returns:
-        The percentiles; `None` for fewer than three units.
     """
     units = len(values)
     if units < 3:
@@ -114,8 +112,7 @@ def bootstrap_pairs(values: np.ndarray, *, samples: int = 2_000) -> tuple[float,
 def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray | None:
     """Return the 95% bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979) by column.
 
-    Whole units, such as documents, are drawn with replacement, since similar values within a unit (the tokens of one
-    document) are not independent.
+    Whole units, such as documents, are drawn with replacement, since values within a unit are not independent.
 
     Args:
         numerators, denominators: sums of each unit [units, columns].
