@@ -303,7 +303,7 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
     ("fields", "message"),
     [
         ({"context_length": 300}, r"evaluation.context_length is 300: the model's context is 256"),
-        ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts has a prompt of \d+ tokens"),
+        ({"sample_prompts": ("word " * 400,)}, r"evaluation.sample_prompts is .*: one has \d+ tokens"),
         ({"sample_prompts": (" ",)}, r"prompts\[0\] is ' ': use a prompt with some text"),
         ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
     ],
@@ -319,7 +319,7 @@ def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout: GPT2LMHeadModel has no such training setting"),
+        ("gpt2/tiny", {"dropout": 0.1}, "phases.model.dropout is 0.1: GPT2LMHeadModel has no such training setting"),
         ("looped/tiny", {"turn": [1, 4]}, "has no such training setting; did you mean 'turns'"),
         ("looped/tiny", {"turns": [4, 0]}, r"phases.model.turns is \[4, 0\]: set a number of 1 or more"),
         ("thought_gestalt/tiny", {"token_dropout": 1.5}, "phases.model.token_dropout is 1.5: set a number from 0 to 1"),
@@ -328,7 +328,7 @@ def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
             {"eos_weight": "0.05"},
             "phases.model.eos_weight is '0.05': set a number of 0 or more",
         ),
-        ("latent_thought/tiny", {"kl_weight": 1.0}, "phases.model.kl_weight: .* has no such training setting"),
+        ("latent_thought/tiny", {"kl_weight": 1.0}, "phases.model.kl_weight is 1.0: .* has no such training setting"),
         (
             "latent_thought/tiny-vae",
             {"kl_weight": [0, 1, 2]},
@@ -394,7 +394,7 @@ def test_a_finished_run_on_text_that_has_changed_is_refused(recipe: Recipe, corp
     train(recipe, tmp_path / "run", show=False)
     text.write_text(text.read_text() + json.dumps({"text": "One more document."}) + "\n")
     before = contents(tmp_path / "run")
-    with pytest.raises(InputError, match=r"was trained on other text than .* contains now: use another --out"):
+    with pytest.raises(InputError, match=r"was trained with other text than .* contains now: use another --out"):
         train(recipe, tmp_path / "run", resume=True, show=False)
     assert contents(tmp_path / "run") == before
 
@@ -418,7 +418,7 @@ def test_a_finished_run_on_another_tokenizer_is_refused(
     recipe = changed(recipe, "data", **place)
     result = train(recipe, out, show=False)
     write("bpe:500")
-    with pytest.raises(InputError, match=r"was trained with another tokenizer than .*place contains now: use another"):
+    with pytest.raises(InputError, match=r"was trained with other tokenizer than .*place contains now: use another"):
         train(recipe, out, resume=True, show=False)
     write("bpe:512")
     assert train(recipe, out, resume=True, show=False) == result
@@ -433,7 +433,9 @@ def test_a_run_whose_start_has_been_trained_again_is_refused(recipe: Recipe, fin
     assert train(recipe, out, resume=True, show=False) == result  # it may go
     shutil.copytree(tmp_path / "other", start)
     for _ in ("finished", "interrupted"):
-        with pytest.raises(InputError, match=r"run started from other weights than .*start contains now: use another"):
+        with pytest.raises(
+            InputError, match=r"run was trained with other weights than .*start contains now: use another"
+        ):
             train(recipe, out, resume=True, show=False)
         (out / "result.json").unlink(missing_ok=True)
 
@@ -472,7 +474,7 @@ def test_one_process_at_a_time_trains_in_a_folder(
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_folder_of_a_saved_model_is_not_trained_into(recipe: Recipe, finished: Path, resume: bool) -> None:
     before = contents(finished / "model")
-    with pytest.raises(InputError, match="contains a model and no run: use another folder") as error:
+    with pytest.raises(InputError, match="contains a model and no run, use another folder") as error:
         train(recipe, finished / "model", resume=resume, show=False)
     assert "\n" not in str(error.value)
     assert contents(finished / "model") == before
@@ -550,7 +552,7 @@ def test_two_processes_that_share_the_weights_equal_one(recipe: Recipe, tmp_path
 @pytest.mark.parametrize(
     ("tracker", "missing", "message"),
     [
-        ("trackoi", None, "no tracker is called 'trackoi'.*'trackio'"),
+        ("trackoi", None, "train.trackers is 'trackoi': no tracker is called that.*'trackio'"),
         ("trackio", "trackio", r"'trackio', which is not installed: pip install 'mentalese\[trackio\]"),
         ("wandb", "wandb", r"'wandb', which is not installed: pip install 'mentalese\[wandb\]"),
         ("tensorboard", "torch.utils.tensorboard", r"not installed: pip install 'mentalese\[tensorboard\]"),

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from mentalese import provenance
 from mentalese.data.batch import to_device
 from mentalese.data.store import TokenStore, prepare, report
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.answers import SplitResult
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
@@ -57,7 +57,7 @@ from mentalese.training.plan import Plan, step_seed
 from mentalese.training.run_folder import (
     RunResult,
     check_folder,
-    check_init,
+    check_inputs,
     claimed,
     finished_result,
     init_weights,
@@ -141,12 +141,9 @@ class Run:
     def __init__(self, recipe: Recipe, out: Path, parallel: Parallel, *, show: bool, weights: bool = True) -> None:
         self.recipe, self.out, self.parallel, self.show = recipe, out, parallel, show
         check_trackers(recipe.train.trackers)
-        shared = parallel.world_size > 1 and recipe.train.parallel == "fsdp"
-        if shared and METRICS[recipe.evaluation.metric] is ACCURACY:
-            raise InputError(
-                "train.parallel is 'fsdp': FSDP cannot generate answers; set train.parallel=ddp, use one process, or "
-                "set evaluation.metric=perplexity"
-            )
+        asks, one = METRICS[recipe.evaluation.metric] is ACCURACY, parallel.world_size == 1
+        remedy = "FSDP cannot generate answers, set ddp, use one process, or set evaluation.metric=perplexity"
+        require(one or not asks or recipe.train.parallel == "ddp", "train.parallel", recipe.train.parallel, remedy)
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
         remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
@@ -196,16 +193,10 @@ class Run:
 
     def _begin(self, resume: bool) -> None:
         """Write `config.json` and open the checkpoints; refuse a run of other data or that began from other weights."""
-        path, data_hash = self.out / "config.json", self.store.meta["data_hash"]
+        path = self.out / "config.json"
         if resume and path.exists():
-            saved = read_json(path)
-            check_init(self.recipe, self.out, saved)
-            before = str(saved.get("data_hash"))
-            if before != data_hash:
-                raise InputError(
-                    f"{self.out} was trained on other data (hash {before[:12]}, now {data_hash[:12]}): "
-                    "restore the data or use another --out"
-                )
+            meta = {name: self.store.meta[name] for name in ("source_fingerprint", "data_hash")}
+            check_inputs(self.recipe, self.out, read_json(path), **meta)
         if self.parallel.is_main:
             remove_remains(self.out / "model")
             write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))

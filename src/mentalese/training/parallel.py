@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 
 if TYPE_CHECKING:
     from mentalese.training.step import TrainStep
@@ -117,15 +117,12 @@ def _device(device: Device, world_size: int, local_rank: int) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if mps and world_size == 1 else "cpu"
     if device == "cuda":
-        if local_rank >= torch.cuda.device_count():
-            raise InputError(
-                f"train.device is 'cuda' and process {local_rank} of this machine finds {torch.cuda.device_count()} "
-                "GPUs: start at most one process per GPU, or set 'cpu'"
-            )
+        count = torch.cuda.device_count()
+        remedy = f"this machine has {count} GPUs, start at most one process for each, or set 'cpu'"
+        require(local_rank < count, "train.device", device, remedy)
         return torch.device("cuda", local_rank)
-    if device == "mps" and not (mps and world_size == 1):
-        why = "can train in one process only" if mps else "is not available here"
-        raise InputError(f"train.device is 'mps', which {why}: set 'cpu' or 'auto'")
+    if device == "mps":
+        require(mps and world_size == 1, "train.device", device, "it is for one process on a Mac, set 'cpu' or 'auto'")
     return torch.device(device)
 
 

@@ -16,7 +16,7 @@ from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import Clock, Recipe
 
@@ -204,28 +204,22 @@ class Plan:
         )
 
     def _check(self, world_size: int) -> None:
-        if len(self.split.tokens) == len(self.split.document_bytes):  # nothing but ends of documents
-            raise InputError(f"data.source is {self.recipe.data.source!r}: its training split has no text")
+        has_text = len(self.split.tokens) > len(self.split.document_bytes)  # not only ends of documents
+        require(has_text, "data.source", self.recipe.data.source, "its training split has no text")
         micro_batches = self.recipe.train.gradient_accumulation_steps
         shares, swapped = world_size * micro_batches, self.recipe.model.get("thought_control") == "swapped"
         for layout in self.recipe.layouts():
             layout.check(self.split, self.tokenizer, world_size, micro_batches)
             rows = getattr(layout, "batch_size", None)
-            if swapped and rows is not None and rows < 2 * shares:
-                raise InputError(
-                    f"layout.batch_size is {rows}: with model.thought_control 'swapped' each of {shares} shares of a "
-                    f"batch needs two rows, or thoughts would be removed; set at least {2 * shares}"
-                )
+            remedy = f"with model.thought_control 'swapped' each share of a batch needs two, set at least {2 * shares}"
+            require(not swapped or rows is None or rows >= 2 * shares, "layout.batch_size", rows, remedy)
 
     def _check_epochs(self) -> None:
         """Refuse a run of more epochs, each like the first one, than can be counted."""
         for name, each in {"steps": self._first_steps[1], "epochs": 1, "tokens": self._tokens[-1]}.items():
             length = getattr(self.recipe.train, name)
-            if length is not None and length > MOST_EPOCHS * each:
-                raise InputError(
-                    f"train.{name} is {length}, and the text has {each:,} in an epoch: set at most {MOST_EPOCHS:,} "
-                    "epochs"
-                )
+            remedy = f"the text has {each:,} in an epoch, set at most {MOST_EPOCHS:,} epochs"
+            require(length is None or length <= MOST_EPOCHS * each, f"train.{name}", length, remedy)
 
     def _count_steps(self) -> int:
         train = self.recipe.train

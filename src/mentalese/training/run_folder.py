@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mentalese.data.store import source_fingerprint, tokenizer_in_folder
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import check_folder_place, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
@@ -31,13 +31,7 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
     result = read_json(path) if path.is_file() else {}
     if not _is_same(result.get("config"), recipe):
         return None
-    if result.get("source_fingerprint") != source_fingerprint(recipe.data):
-        raise InputError(f"{out} was trained on other text than {recipe.data.source} contains now: use another --out")
-    noted, now = saved_about(out).get("tokenizer_fingerprint"), tokenizer_in_folder(recipe.data, recipe.layout)
-    if noted is not None and now not in (None, noted):
-        place = recipe.data.source if recipe.data.source.startswith("store:") else recipe.data.tokenizer
-        raise InputError(f"{out} was trained with another tokenizer than {place} contains now: use another --out")
-    check_init(recipe, out, result)
+    check_inputs(recipe, out, result, source_fingerprint=source_fingerprint(recipe.data))
     return result
 
 
@@ -47,14 +41,29 @@ def init_weights(recipe: Recipe) -> str | None:
     return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
 
 
-def check_init(recipe: Recipe, out: Path, before: Mapping[str, object]) -> None:
-    """Raise `InputError` if the weights that the run in `out` started from, noted in `before`, have changed since.
+def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:
+    """Raise `InputError` if text, tokenizer or first weights of the run in `out` have changed since they were noted.
 
-    Missing weights, and runs of versions that did not note them, are accepted.
+    What is missing now, and what earlier versions did not note, is accepted.
+
+    Args:
+        now: `source_fingerprint`, and `data_hash` if the text has been prepared.
     """
-    noted, now = before.get("init_weights"), init_weights(recipe)
-    if noted is not None and now not in (None, noted):
-        raise InputError(f"{out} started from other weights than {recipe.train.init} contains now: use another --out")
+    data = recipe.data
+    tokenizer = data.source if data.source.startswith("store:") else data.tokenizer
+    for name, place, before, after in (
+        ("text", data.source, noted.get("source_fingerprint"), now["source_fingerprint"]),
+        ("data", data.source, noted.get("data_hash"), now.get("data_hash")),
+        (
+            "tokenizer",
+            tokenizer,
+            saved_about(out).get("tokenizer_fingerprint"),
+            tokenizer_in_folder(data, recipe.layout),
+        ),
+        ("weights", recipe.train.init, noted.get("init_weights"), init_weights(recipe)),
+    ):
+        if before is not None and after not in (None, before):
+            raise InputError(f"{out} was trained with other {name} than {place} contains now: use another --out")
 
 
 def _saved_recipe(saved: dict[str, Any] | None) -> Recipe | None:
@@ -83,11 +92,10 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     leftovers = (LOCK, temporary_name(path).name)  # all that a run has that was killed as it began
     if not out.is_dir() or all(entry.name in leftovers for entry in out.iterdir()):
         return
-    if not path.is_file():
-        raise InputError(f"--out is {str(out)!r}, which is not empty and contains no run: use another folder")
+    require(path.is_file(), "--out", str(out), "it is not empty and contains no run, use another folder")
     saved = read_json(path)
-    if "fingerprint" not in saved or not isinstance(saved.get("recipe"), dict):
-        raise InputError(f"--out is {str(out)!r}, which contains a model and no run: use another folder")
+    is_run = "fingerprint" in saved and isinstance(saved.get("recipe"), dict)
+    require(is_run, "--out", str(out), "it contains a model and no run, use another folder")
     if not _is_same(saved["recipe"], recipe):
         other = _saved_recipe(saved["recipe"])
         changed = _changes(other.to_dict() if other else saved["recipe"], recipe.to_dict())

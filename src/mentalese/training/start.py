@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mentalese.errors import InputError, nearest
+from mentalese.errors import nearest, require
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.build import build_model, check_context
 from mentalese.models.checkpoints import check_model
@@ -15,7 +15,6 @@ from mentalese.models.generation import ends
 from mentalese.models.grow import end_at, start_from
 from mentalese.models.lora import add_adapters
 from mentalese.recipe import Recipe
-from mentalese.values import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,10 +71,8 @@ def start_model(
     parameters = count_parameters(model)
     add_adapters(model, tokenizer, train)
     if train.checkpointing:
-        if not model.supports_gradient_checkpointing:
-            raise InputError(
-                f"train.checkpointing is True: {type(model).__name__} cannot compute its activations again; set False"
-            )
+        able = model.supports_gradient_checkpointing
+        require(able, "train.checkpointing", True, f"{type(model).__name__} cannot compute its activations again")
         # transformers has renamed it, and calls a family's own under the old name.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
@@ -86,12 +83,10 @@ def check_phases(model: LanguageModel, recipe: Recipe) -> None:
     """Raise `InputError` if a phase sets a setting that the model's training lacks, or a value out of its range."""
     settings = model.training_settings()
     for name, value in (setting for phase in recipe.phases for setting in phase.model.items()):
-        if name not in settings:
-            raise InputError(
-                f"phases.model.{name}: {type(model).__name__} has no such training setting{nearest(name, settings)}"
-            )
+        remedy = f"{type(model).__name__} has no such training setting{nearest(name, settings)}"
+        require(name in settings, f"phases.model.{name}", value, remedy)
         least, most = settings[name]
         ends = value if isinstance(value, list | tuple) and len(value) == 2 else (value,)  # of a ramp
-        if any(isinstance(end, bool) or not isinstance(end, int | float) or not least <= end <= most for end in ends):
-            numbers = f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
-            raise InputError(f"phases.model.{name} is {shown(value)}: set a number {numbers}, or two for a ramp")
+        valid = all(type(end) in (int, float) and least <= end <= most for end in ends)
+        numbers = f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+        require(valid, f"phases.model.{name}", value, f"set a number {numbers}, or two for a ramp")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.files import sealed, unsealed, write_text
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
@@ -96,8 +96,7 @@ def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
     """Return the modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
     modules = {}
     for name in names:
-        if name not in _MODULES:
-            raise InputError(f"train.trackers: no tracker is called {name!r}{nearest(name, _MODULES)}")
+        require(name in _MODULES, "train.trackers", name, f"no tracker is called that{nearest(name, _MODULES)}")
         try:
             modules[name] = importlib.import_module(_MODULES[name])
         except ImportError as error:

@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.checkpoints import reading_tokenizer, write_about
 from mentalese.models.transformers_seam import step_trainer, use_one_gpu
 from mentalese.recipe import Recipe
@@ -140,10 +140,8 @@ def _checked(recipe: Recipe, args: TrainingArguments) -> TrainingArguments:
     refused += [("train.parallel", train.parallel, "ddp")] if args.world_size > 1 else []
     refused += [("train.device", train.device, args.device.type)] if train.device != "auto" else []
     for field, value, allowed in refused:
-        if value != allowed:
-            raise InputError(
-                f"{field} is {value!r}: MentaleseTrainer only trains with {allowed!r}, see docs/training.md"
-            )
+        remedy = f"MentaleseTrainer only trains with {allowed!r}, see docs/training.md"
+        require(value == allowed, field, value, remedy)
     args = dataclasses.replace(
         args,
         per_device_train_batch_size=1,  # an item is a micro-batch

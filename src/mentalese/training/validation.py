@@ -15,7 +15,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore
 from mentalese.data.tokenizers import decode
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.answers import SplitResult, ask
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.evaluation.questions import answer_limit, check_room
@@ -122,17 +122,15 @@ class Validation:
             prompts = openings(self.store, self.tokenizer, TRIED, questions=recipe.layout.questions)
         encoded = [layout.encode_prompts(prompts, self.tokenizer, recipe.data) for layout in self.layouts()]
         lengths = torch.stack([batch["attention_mask"].sum(1) for batch in encoded]).amax(0).tolist()
-        if evaluation.sample_prompts and max(lengths) >= context:
-            raise InputError(
-                f"evaluation.sample_prompts has a prompt of {max(lengths)} tokens: the model's context is {context}, "
-                "use shorter ones"
-            )
+        remedy = f"one has {max(lengths)} tokens and the model's context is {context}, use shorter ones"
+        fit = not evaluation.sample_prompts or max(lengths) < context
+        require(fit, "evaluation.sample_prompts", evaluation.sample_prompts, remedy)
         fitting = [pair for pair in zip(prompts, lengths) if pair[1] < context]
-        if not fitting:
-            raise InputError(
-                f"data.source is {recipe.data.source!r}: its first {TRIED} test questions fill the model's context of "
-                f"{context} tokens; set layout.too_long=skip, a larger context, or evaluation.sample_prompts"
-            )
+        remedy = (
+            f"its first {TRIED} test questions fill the model's context of {context} tokens, set layout.too_long=skip, "
+            "a larger context, or evaluation.sample_prompts"
+        )
+        require(bool(fitting), "data.source", recipe.data.source, remedy)
         if not evaluation.sample_prompts:
             fitting = fitting[:SAMPLES]
         longest = max(length for _, length in fitting)
