@@ -208,7 +208,7 @@ def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
         ("new family coconut", "NAME is 'coconut': a family"),
         ("new family gpt2", "NAME is 'gpt2': a family"),
         ("new family bert", "NAME is 'bert': a family"),
-        ("new family there", "there exists: choose another name"),
+        ("new family there", "--out is 'there': it exists"),
         ("check", "FAMILY"),
         ("check coconutt", "; did you mean 'coconut'"),
         ("check there", "neither pyproject.toml nor __init__.py"),

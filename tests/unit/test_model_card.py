@@ -228,7 +228,7 @@ def test_the_best_model_is_not_pushed_in_a_checkpoints_place(run: Path, hub: Hub
     for name in (".metadata", "info.json", "checksums.json"):
         (checkpoint / name).touch()
     assert main(["push", str(checkpoint), "me/mine"]) == 2
-    assert f"only a run's best model has a card, use {tmp_path}\n" in capsys.readouterr().err
+    assert "it is a checkpoint and has no card" in capsys.readouterr().err
     assert not hub.calls
 
 

@@ -451,7 +451,7 @@ def test_a_model_without_its_thoughts_has_the_same_options(
     [
         ("", "--text and --file are missing: use one of them"),
         ("--text a --file b.txt", "--text and --file are both given: use one of them"),
-        ("--file none.txt", "--file is 'none.txt': no such file"),
+        ("--file none.txt", "--file is 'none.txt': use a UTF-8"),
         ("--text ''", "--text is empty: use a text with at least one word"),
         ("--text a --out none/page.html", "--out is 'none/page.html': its folder does not exist, make it first"),
         ("--text a --out .", "--out is '.': that is a folder, use a file in it"),

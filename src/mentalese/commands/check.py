@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 from tyro.conf import Positional, arg
 
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.registry import ENTRY_POINTS, Family, families, load
 from mentalese.screen import print_table, progress
 from mentalese.values import checked_dataclass
@@ -60,10 +60,7 @@ def run(options: Options) -> None:
     declared, root = _find(options.family)
     names = [recipe.name for family in declared.values() for recipe in load(family.recipes)]
     tiny = [name for name in names if name.endswith("/tiny")]
-    if not tiny:
-        raise InputError(
-            f"{options.family} has the recipes {', '.join(names)}: add a small one called NAME/tiny, which is tested"
-        )
+    require(bool(tiny), f"recipes of {options.family}", names, "add a small one called NAME/tiny, which is tested")
     with tempfile.TemporaryDirectory(prefix="mentalese-check-") as name:
         folder = Path(name)
         (folder / "pytest.ini").write_text("[pytest]\n")  # and not one of a folder above
@@ -73,8 +70,7 @@ def run(options: Options) -> None:
         outcomes = read_outcomes(folder / "report.xml")
     if options.verbose or (not outcomes and code != _NO_TESTS):
         print(report)
-    if code == _NO_TESTS:
-        raise InputError(f"--only is {options.only!r}: no test has that in its name")
+    require(code != _NO_TESTS, "--only", options.only, "no test has that in its name")
     if outcomes:
         _print(options.family, outcomes)
     if code:
@@ -107,11 +103,10 @@ def _modules(path: Path) -> tuple[list[str], Path | None]:
     project = path / "pyproject.toml"
     if project.is_file():
         entry_points = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
-        if ENTRY_POINTS not in entry_points:
-            raise InputError(f'{project} declares no [project.entry-points."{ENTRY_POINTS}"]: add one')
+        require(ENTRY_POINTS in entry_points, f"entry-points in {project}", list(entry_points), f"add {ENTRY_POINTS}")
         return list(entry_points[ENTRY_POINTS].values()), path / "src" if (path / "src").is_dir() else path
-    if path.is_dir():
-        raise InputError(f"{path} has neither pyproject.toml nor __init__.py: use the folder of a package or family")
+    remedy = "it has neither pyproject.toml nor __init__.py, use the folder of a package or family"
+    require(not path.is_dir(), "FAMILY", str(path), remedy)
     return [], None
 
 
@@ -124,8 +119,8 @@ def _declared(module: str) -> Family:
         raise InputError(f"{module!r} cannot be imported ({error}){close} (`mentalese list` shows families)") from error
     if not isinstance(family, Family):
         raise InputError(f"{module} declares no family: set FAMILY = mentalese.Family(...) in it")
-    if families().get(family.name, family) != family:
-        raise InputError(f"{module} declares the family {family.name!r}, which is another one already: rename it")
+    same = families().get(family.name, family) == family
+    require(same, f"the name of the family in {module}", family.name, "it is another family's, rename it")
     return family
 
 

@@ -27,11 +27,9 @@ class Options(GenerateOptions):
 
 def run(options: Options) -> None:
     kwargs = options.generation()
-    if options.prompt and options.file:
-        raise InputError("--prompt and --file are both given: use one of them")
-    prompts = list(options.prompt) + (_lines(options.file) if options.file else [])
-    if not prompts:
-        raise InputError("there is no prompt: use --prompt TEXT or --file FILE")
+    prompts = list(options.prompt) or (_lines(options.file) if options.file else [])
+    if not prompts or (options.prompt and options.file):
+        raise InputError("there is no prompt, or --prompt and --file are both given: use one of them")
 
     from mentalese.models.saved import load
 

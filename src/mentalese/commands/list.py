@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from mentalese.commands.shared import print_json
-from mentalese.errors import InputError, nearest
+from mentalese.errors import InputError, nearest, require
 from mentalese.recipe import Recipe
 from mentalese.registry import COLLECTIONS, families, recipes, recipes_of
 from mentalese.screen import width
@@ -101,8 +101,7 @@ def _everything() -> dict[str, dict[str, str]]:
 
 def _of_family(name: str) -> dict[str, Recipe]:
     family_names = (*families(), *COLLECTIONS)
-    if name not in family_names:
-        raise InputError(f"--family is {name!r}: no family is called that{nearest(name, family_names)}")
+    require(name in family_names, "--family", name, f"no family is called that{nearest(name, family_names)}")
     return {recipe.name: recipe for recipe in recipes_of(name)}
 
 

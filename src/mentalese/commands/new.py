@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from transformers import CONFIG_MAPPING
 from tyro.conf import Positional, arg
 
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.files import check_folder_place, whole_folder
 from mentalese.registry import families, recipes
 from mentalese.values import Place, checked_dataclass
@@ -40,8 +40,7 @@ def run(options: Options) -> None:
     name = options.name
     out = options.out or Path(name)
     check_folder_place(out, "--out")
-    if out.exists():
-        raise InputError(f"{out} exists: choose another name, or another folder by --out")
+    require(not out.exists(), "--out", str(out), "it exists, choose another name or folder")
     _check_name(name)
 
     def renamed(text: str) -> str:
@@ -61,8 +60,8 @@ def _class_name(name: str) -> str:
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise InputError(f"NAME is {name!r}: use lower-case letters, digits and single underscores, e.g. my_family")
+    valid = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) is not None and not keyword.iskeyword(name)
+    require(valid, "NAME", name, "use lower-case letters, digits and single underscores, e.g. my_family")
     prefixes = {recipe.partition("/")[0] for recipe in recipes()}
-    if name in {*families(), *prefixes, *CONFIG_MAPPING} or importlib.util.find_spec(name) is not None:
-        raise InputError(f"NAME is {name!r}: a family, model or Python module has this name already, choose another")
+    free = name not in {*families(), *prefixes, *CONFIG_MAPPING} and importlib.util.find_spec(name) is None
+    require(free, "NAME", name, "a family, model or Python module has this name already, choose another")

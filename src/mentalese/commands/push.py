@@ -38,8 +38,7 @@ def run(options: Options) -> None:
     from mentalese.training.model_card import NAME
 
     path, repo = options.model, options.repo
-    run_folder = Path(path).absolute().parents[1]
-    require(not is_checkpoint(path), "MODEL", path, f"only a run's best model has a card, use {run_folder}")
+    require(not is_checkpoint(path), "MODEL", path, "it is a checkpoint and has no card, use the run's folder")
     folder = model_folder(path)
     card = folder / NAME
     require((folder / "config.json").is_file(), "MODEL", path, "it contains no model, use the folder of a run or model")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mentalese.commands.options import ModelPath
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
@@ -54,8 +54,8 @@ class ResultOptions:
 
         saved = load(self.model, config=fields)
         if self.fast_steps is not None:
-            if "fast_steps" not in {knob.name for knob in saved.model.knobs()}:
-                raise InputError(f"--fast-steps is {self.fast_steps}: this model takes no fast steps, remove it")
+            has_steps = "fast_steps" in {knob.name for knob in saved.model.knobs()}
+            require(has_steps, "--fast-steps", self.fast_steps, "this model takes no fast steps, remove it")
             saved.model.config.fast_steps = self.fast_steps
         return saved
 
@@ -102,10 +102,8 @@ def read_text(path: Path) -> str:
     """Return the text of the file in `--file`."""
     try:
         return path.read_text(encoding="utf-8-sig")  # without the mark that some editors begin a text with
-    except FileNotFoundError:
-        raise InputError(f"--file is {str(path)!r}: no such file") from None
-    except (UnicodeDecodeError, IsADirectoryError):
-        raise InputError(f"--file is {str(path)!r}: use a UTF-8 text file") from None
+    except (FileNotFoundError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"--file is {str(path)!r}: use a UTF-8 text file ({error})") from None
 
 
 def given_text(text: str | None, file: Path | None) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mentalese.commands.options import ModelPath
 from mentalese.commands.shared import given_text
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Positive, Texts, checked_dataclass
 
@@ -63,11 +63,8 @@ def run(options: Options) -> None:
     saved = load(options.model, config=fields).at(options.stage, options.latents)
     against = None
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
-        if not has_own_thoughts(saved):
-            raise InputError(
-                f"--against is {options.against!r}: {options.model} has no thoughts of its own (its config's "
-                "has_thoughts and thought_control), so name another model"
-            )
+        remedy = f"{options.model} has no thoughts of its own, name another model"
+        require(has_own_thoughts(saved), "--against", options.against, remedy)
         without = load(options.model, config=fields | {"thought_control": options.against})
         against = without.at(options.stage, options.latents)
     elif options.against is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mentalese.commands.options import RecipeName, Settings, names_before_options, read_options, read_recipe
 from mentalese.commands.shared import Result
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import scored_as, unanswered
 from mentalese.recipe_files import open_recipe
@@ -38,15 +38,15 @@ def run_words(words: list[str]) -> None:
     names = names_before_options(words)
     name = names[0] if names else read_options(Options, words, "train").recipe
     recipe, options = read_recipe(open_recipe(name), Options, words, "train")
-    if options.flops_per_second is not None and not options.dry_run:
-        raise InputError(f"--flops-per-second is {options.flops_per_second:g}: it is for --dry-run, remove it")
+    speed = options.flops_per_second
+    require(speed is None or options.dry_run, "--flops-per-second", speed, "it is for --dry-run, remove it")
     out = options.out or Path("runs") / recipe.name.replace("/", "-")
     if options.dry_run:
         from mentalese.commands.dry_run import print_dry_run
         from mentalese.training.run_folder import check_folder
 
         check_folder(recipe, out, options.resume)
-        print_dry_run(recipe, options.flops_per_second)
+        print_dry_run(recipe, speed)
         return
 
     from mentalese.training.loop import train
