@@ -223,7 +223,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("figure curves results/run --out a.svg", "'results/run'"),
         ("figure thought_gestalt/gates results/run --out a.svg", "contains metrics.jsonl"),
         ("figure thought_gestalt/memory results/run --out a.svg", "needs a text"),
-        ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "--file is 'no-such-file': use a UTF-8 text file"),
+        ("figure thought_gestalt/memory results/run --out a.svg --file no-such-file", "--file is 'no-such-file'"),
         ("figure thought_gestalt/memory results/run --out a.svg --text b", "contains no model"),
         ("bench no_such_family", "families is"),
         ("eval model --estimators ,", "use one or more names, joined by commas"),
