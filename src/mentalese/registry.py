@@ -14,12 +14,13 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from mentalese.errors import InputError, nearest
 from mentalese.values import checked
@@ -27,6 +28,7 @@ from mentalese.values import checked
 if TYPE_CHECKING:
     from mentalese.recipe import Recipe
 
+T = TypeVar("T", "Family", "Recipe")
 ENTRY_POINTS = "mentalese.families"
 MODELS: dict[str, str] = {}
 """`module:ModelClass` by model type, of all families that were declared."""
@@ -123,11 +125,8 @@ def import_families() -> list[ModuleType]:
 
     A package that is being imported itself, and imports `mentalese` first, is in the list before it is complete.
     """
-    modules = [
-        f"mentalese.families.{module.name}"
-        for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent / "families")]), key=lambda m: m.name)
-        if module.ispkg
-    ]
+    folder = str(Path(__file__).parent / "families")
+    modules = [f"mentalese.families.{name}" for _, name, is_package in pkgutil.iter_modules([folder]) if is_package]
     modules += [entry_point.value for entry_point in entry_points(group=ENTRY_POINTS)]
     return [importlib.import_module(module) for module in modules]
 
@@ -135,34 +134,31 @@ def import_families() -> list[ModuleType]:
 @cache
 def families() -> dict[str, Family]:
     """Return all families by name, the built-in ones first."""
-    declared = [module.FAMILY for module in import_families()]
-    names = [family.name for family in declared]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two packages declare the family {name!r}: uninstall or rename one")
-    return {family.name: family for family in declared}
+    return _by_name((module.FAMILY for module in import_families()), "family")
 
 
 @cache
 def recipes() -> dict[str, Recipe]:
     """Return all recipes by `prefix/name`, in the order in which their families declare them."""
-    by_name: dict[str, Recipe] = {}
-    for name in (*families(), *COLLECTIONS):
-        for recipe in recipes_of(name):
-            if recipe.name in by_name:
-                raise InputError(f"the recipe {recipe.name!r} is declared twice: rename one")
-            by_name[recipe.name] = recipe
+    return _by_name((recipe for name in (*families(), *COLLECTIONS) for recipe in recipes_of(name)), "recipe")
+
+
+def _by_name(declared: Iterable[T], kind: str) -> dict[str, T]:
+    by_name: dict[str, T] = {}
+    for each in declared:
+        if each.name in by_name:
+            raise InputError(f"the {kind} {each.name!r} is declared twice: rename one, or uninstall its package")
+        by_name[each.name] = each
     return by_name
 
 
 def recipes_of(name: str) -> list[Recipe]:
     """Return the recipes of a family or a collection."""
-    declared: list[Recipe] = load((families() | COLLECTIONS)[name].recipes)
-    return declared
+    return load((families() | COLLECTIONS)[name].recipes)
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return the recipe called `name`; raises `InputError` with the nearest name where there is none."""
+    """Return the recipe called `name`; raise `InputError` with the nearest name if there is none."""
     by_name = recipes()
     if checked("a recipe's name", str, name) not in by_name:
         raise InputError(f"no recipe is called {name!r}{nearest(name, by_name)} (`mentalese list` shows all)")

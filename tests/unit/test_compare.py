@@ -194,8 +194,8 @@ def test_each_run_has_the_command_that_trains_it_alone(tmp_path: Path) -> None:
     assert commands == [
         train_command(run, tmp_path / run.name.replace("/", "-") / f"seed-{run.train.seed}") for run in trainer.trained
     ]
-    assert "--train.tokens 700" in commands[0]
-    assert re.search("gpt2-rope/340k .*--train.tokens 700 .*--seed 1 ", commands[3])
+    assert "train.tokens=700" in commands[0]
+    assert re.search("gpt2-rope/340k .*train.tokens=700 .*train.seed=1 ", commands[3])
 
 
 def test_without_a_match_every_recipe_keeps_its_own_length(tmp_path: Path) -> None:
