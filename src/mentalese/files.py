@@ -156,9 +156,6 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     So `path` never holds an incomplete file. A link stays, and its target is written. A device or a pipe is yielded
     itself.
-
-    Raises:
-        InputError: the disk is full, or the place cannot be written.
     """
     if is_special(path):
         with _writing(path):
@@ -236,11 +233,7 @@ def sealed(content: Mapping[str, object]) -> JsonObject:
 
 
 def unsealed(content: JsonObject, where: object) -> JsonObject:
-    """Return the content without its checksum; content without a checksum is valid, since people write such files too.
-
-    Raises:
-        InputError: the content has changed since it was sealed.
-    """
+    """Return the content without its checksum, if it has one; raise `InputError` if it has changed since."""
     noted = content.pop(CHECKSUM, None)
     if noted is not None and noted != checksum(content):
         raise InputError(
@@ -266,11 +259,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
 
 
 def check_files(folder: Path) -> None:
-    """Check the files of a model or tokenizer against `file_hashes` in its record; saved elsewhere, it has none.
-
-    Raises:
-        InputError: a file is missing or has changed, or the record has.
-    """
+    """Raise `InputError` if a file of a model or tokenizer differs from `file_hashes` in its record, if it has one."""
     record = folder / RECORD
     noted = read_json(record).get("files", {}) if record.is_file() else {}
     require(isinstance(noted, dict), f"files in {record}", noted, "use an intact copy")

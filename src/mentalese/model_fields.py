@@ -35,11 +35,7 @@ class ConfigField:
     doc: str = ""
 
     def read(self, place: str, value: object) -> object:
-        """Return a value from a file or a command line; text is parsed, all else stays as it is.
-
-        Raises:
-            InputError: the value is of another type.
-        """
+        """Return a checked value from a file or a command line; text is parsed, all else stays as it is."""
         parsed = checked(f"{place}.{self.name}", self.hint, value, parse=True)
         return parsed if isinstance(value, str) else value
 

@@ -39,11 +39,7 @@ _LISTED = " (`mentalese show RECIPE` lists all fields)"
 
 
 def open_recipe(name: str | Path) -> Recipe:
-    """Return the recipe in a JSON, YAML or TOML file, or the one of that name.
-
-    Raises:
-        InputError: the file cannot be read, a field does not exist or has a wrong value, or no recipe has this name.
-    """
+    """Return the recipe in a JSON, YAML or TOML file, or the one of that name; raise `InputError` for a wrong one."""
     path = checked("recipe", Place, name)
     if isinstance(name, str) and path.suffix not in SUFFIXES:
         return get_recipe(name)

@@ -36,10 +36,7 @@ class Builtin(NamedTuple):
 
 @cache
 def stdlib() -> tuple[Document, ...]:
-    """Return CPython's own documentation: the language reference's topics, and each library file's docstrings.
-
-    One document for each topic or file of at least 100 words; the text differs by Python version.
-    """
+    """Return each topic of CPython's language reference and each library file's docstrings, if of 100 words or more."""
     from pydoc_data.topics import topics
 
     root = Path(sysconfig.get_path("stdlib"))
@@ -78,11 +75,7 @@ BUILTIN: dict[str, Builtin] = {
 def open_builtin(spec: str) -> tuple[Kind, dict[str, Reader]]:
     """Return the kind of `builtin:SPEC`, and a reader for each split that the data define.
 
-    Args:
-        spec: a name of `BUILTIN`, or a task of the suite, optionally with options (`recall:distance=8,keys=4`).
-
-    Raises:
-        InputError: the data or an option does not exist.
+    `spec` is a name of `BUILTIN`, or a task of the suite, perhaps with options (`recall:distance=8,keys=4`).
     """
     name, colon, options = spec.partition(":")
     if name in TASKS:

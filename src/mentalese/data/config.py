@@ -1,7 +1,4 @@
-"""Which text a run reads and the protocol by which it is scored: two sections of a recipe.
-
-Nothing here imports torch.
-"""
+"""The text that a run reads, and the protocol by which it is scored: two sections of a recipe."""
 
 from __future__ import annotations
 

@@ -189,12 +189,9 @@ def line_places(text: str) -> list[int]:
 
 
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
-    """Return a document of kind `records`: the question and each step on separate lines, then `### answer`.
+    """Return a document of kind `records`: question and steps, each on one line, then `### answer`.
 
-    Line breaks within a part become spaces.
-
-    Raises:
-        ValueError: a part is empty, or not a text.
+    Line breaks within a part become spaces. `ValueError`: a part is empty, or not a text.
     """
     parts = (question, *steps, answer)
     if not all(isinstance(part, str) and part.strip() for part in parts):

@@ -86,10 +86,7 @@ def question_batches(
 
 
 def by_length(lengths: np.ndarray, size: int, longest: int | None = None) -> list[np.ndarray]:
-    """Group the numbers of rows, at most `size` each, the longest row first.
-
-    A row of more than `longest` tokens is a group by itself.
-    """
+    """Group the numbers of rows, at most `size` each, the longest first; above `longest` tokens each by itself."""
     order = np.argsort(-lengths, kind="stable")
     singles = 0 if longest is None else int((lengths > longest).sum())
     starts = [*range(singles), *range(singles, len(order), size)]

@@ -127,11 +127,7 @@ def _by_name(folder: Path, files: list[Path]) -> Files:
 
 @contextmanager
 def open_text(path: Path | zipfile.Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a UTF-8 file, gzip by its ending, also in a zip; `newline` is passed to `open`.
-
-    Raises:
-        InputError: it cannot be read, as it turns out while it is read.
-    """
+    """Open a UTF-8 file, gzip by its ending, also in a zip; raise `InputError` if it cannot be read in the block."""
     with reading(path):
         content: Any = gzip.open if path.suffix == ".gz" else type(path).open
         with content(path, "rb") as binary:
@@ -139,11 +135,7 @@ def open_text(path: Path | zipfile.Path, newline: str | None = None) -> Iterator
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield lines with their ends; of a line of more than a million characters, pieces.
-
-    Raises:
-        InputError: the file is not UTF-8 text.
-    """
+    """Yield lines with their ends, or pieces of very long lines; raise `InputError` if the file is not UTF-8 text."""
     with open_text(path) as file:
         while line := file.readline(_PIECE):
             if "\0" in line:

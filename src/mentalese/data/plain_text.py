@@ -28,10 +28,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
 
 
 def length_of_few(paths: Iterable[Path]) -> int | None:
-    """Count the characters of a text with too few documents for three splits; return `None` if it has enough.
-
-    No document is held in memory.
-    """
+    """Count the characters of a text with too few documents for three splits, `None` for others, in little memory."""
     documents = characters = 0
     for path in paths:
         inside = False

@@ -166,11 +166,7 @@ class PromptEncoder:
         return [self._piece(text, start) for text, start in zip(texts, accumulate(map(len, texts), initial=0))]
 
     def _lengths(self, pieces: list[int], ids: list[int], whole: int = 0) -> list[int]:
-        """Return the tokens of each sentence of pieces with these lengths, the last one longer if it may continue.
-
-        Args:
-            whole: no sentence ends before this many tokens.
-        """
+        """Return the tokens of each sentence of pieces, the last one open; none ends before `whole` tokens."""
         encoder = self._sentence_encoder()
         if encoder.whole or encoder.fixed:
             size = encoder.fixed or len(ids)

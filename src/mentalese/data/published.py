@@ -108,11 +108,7 @@ def _commonsenseqa(row: Columns) -> Document:
 
 
 def _hotpotqa(row: Columns) -> Document:
-    """Read a question after the paragraphs that it needs, in the order of the context.
-
-    The steps are the sentences that the question needs, in the order of the facts. A fact whose sentence is missing or
-    empty is left out.
-    """
+    """Read a question after the paragraphs that it needs; its steps are the sentences that it needs, if they exist."""
     facts = [(title, int(number)) for title, number in _pairs(row["supporting_facts"], "title", "sent_id")]
     paragraphs: dict[str, list[str]] = {}
     for title, sentences in _pairs(row["context"], "title", "sentences"):

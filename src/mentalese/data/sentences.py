@@ -34,11 +34,7 @@ _SPACES = (" ", "\n", "\t", "Ġ", "Ċ", "ĉ", "▁")
 
 
 def open_splitter(name: str) -> tuple[Splitter, str]:
-    """Return the splitter that `DataConfig.sentences` names, and its version.
-
-    Raises:
-        InputError: the splitter does not exist, or its package is not installed.
-    """
+    """Return the splitter that `DataConfig.sentences` names, and its version; raise `InputError` if there is none."""
     if name == "none" or fixed_length(name) is not None:
         return lambda text: [text], name
     if name == "sentencex":
@@ -119,9 +115,6 @@ class SentenceEncoder:
 
     Attributes:
         first, end: tokens before each document in a store, and the one after it; they are not part of its text.
-
-    Raises:
-        InputError: see `open_splitter`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:

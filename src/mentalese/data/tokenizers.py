@@ -68,11 +68,8 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     of other projects may define them; otherwise both are EOD.
 
     Args:
-        sentences: the text has sentence markers. If not, the end of a document replaces markers and padding that the
-            tokenizer lacks.
-
-    Raises:
-        InputError: the tokenizer lacks a marker.
+        sentences: raise `InputError` if the tokenizer lacks a marker of sentences or padding; otherwise the end of a
+            document replaces these.
     """
     pad, marked_start, marked_end, end = (_marker_id(tokenizer, marker) for marker in MARKERS)
     end = end if tokenizer.eos_token_id is None else tokenizer.eos_token_id

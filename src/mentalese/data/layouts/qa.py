@@ -139,14 +139,7 @@ class QuestionAnswer(RowLayout):
         return rows.stop - rows.rest
 
     def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
-        """Return the first documents at `stage`, one row each.
-
-        Args:
-            generator: draws the random choices of training; `None`: there are none.
-
-        Raises:
-            InputError: a document without a question or an answer, or rows above `sequence_length`.
-        """
+        """Return the first documents at `stage`, one row each; the generator draws the random choices of training."""
         rows = self._rows(split, documents, generator)
         longer, longest = int((rows.lengths > self.sequence_length).sum()), int(rows.lengths.max(initial=0))
         remedy = f"{longer} of {documents} questions are longer; set at least {longest}, or layout.too_long=skip"
