@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mentalese.nn.transfer import send
+from mentalese.data.batch import send
 from pretended_device import DEVICE, PretendedDevice, RefusedError
 
 

@@ -21,8 +21,7 @@ class FixedKeys(DynamicLayer):
         columns: number of columns that there is room for, the first m included.
 
     Attributes:
-        at: int64 [L], the columns that the layer writes next, see `write_at`. It is a tensor, since a compiler would
-            take a number for a part of the program.
+        at: int64 [L], the columns that the layer writes next; a compiler would compile again for each number.
         written: number of columns that are not empty.
     """
 
@@ -65,11 +64,7 @@ def _with_room(held: Tensor, columns: int) -> Tensor:
 
 
 def fixed_columns(layers: Sequence[object], needed: int) -> int | None:
-    """Return the number of columns that a cache's layers have room for; `None` if they grow.
-
-    Raises:
-        InputError: there are fewer than `needed`.
-    """
+    """Return the columns that a cache's layers have room for, at least `needed`; `None` if they grow."""
     if not layers or not isinstance(layers[0], FixedKeys):
         return None
     columns = layers[0].keys.shape[2]
@@ -110,17 +105,11 @@ class ThoughtCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """`False` for each layer, and once for a cache without layers.
-
-        Without it, transformers would assume linear attention and read the text again.
-        """
+        """`False` for each layer, or once: transformers would else assume linear attention and read a text again."""
         return [False] * max(len(self.layers), 1)
 
     def advance(self, tokens: int) -> None:
-        """End a call that read `tokens` more tokens.
-
-        After the first call, keys and values of a fixed size stay in place, with room for all tokens to come.
-        """
+        """End a call that read `tokens` more tokens; after the first one a fixed size gets its room."""
         self.seen_tokens += tokens
         if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
             self.fix(self.max_tokens)
@@ -156,18 +145,9 @@ class ThoughtCache(Cache):
         self.state = {}
         self.seen_tokens = 0
 
-    def crop(self, tokens_to_remove: int) -> None:
-        raise NotImplementedError(
-            "a cache of thoughts cannot be cut back: assisted and prompt-lookup decoding are not supported"
-        )
-
 
 def check_cache_kind(model: nn.Module, kind: str | None, limit: str | None) -> None:
-    """Raise `InputError` for a `cache_implementation` that a model does not have.
-
-    Args:
-        limit: the reason why the model's cache cannot have a fixed size, see `Limits.static_cache`.
-    """
+    """Raise `InputError` for a `cache_implementation` that a model lacks; `limit` is its `Limits.static_cache`."""
     kinds = (None, "dynamic", "static") if limit is None else (None, "dynamic")
     remedy = f"{type(model).__name__} has no such cache ({limit or 'it grows, or is static'}), so remove it"
     require(kind in kinds, "cache_implementation", kind, remedy)

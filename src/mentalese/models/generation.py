@@ -116,14 +116,10 @@ def _encode(saved: TextModel, prompts: Sequence[str], max_new_tokens: int) -> Ba
     longest = int(lengths.argmax())
     if context is not None and int(lengths[longest]) + max_new_tokens > context:
         raise InputError(
-            f"the prompt {_shortened(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
+            f"the prompt {shown(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
             f"{max_new_tokens}: the model's context is {context}, shorten the prompt or set fewer tokens"
         )
     return batch
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:39] + "…")
 
 
 def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, object]) -> dict[str, Any]:

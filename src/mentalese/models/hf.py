@@ -282,9 +282,9 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """
         if output_thoughts and use_cache is None:
             use_cache = False
-        read: dict[str, Any] = {"inputs_embeds": inputs_embeds, "past_key_values": past_key_values, "cache": cache}
         options |= {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        input_ids, cache, options = self.checked_call(input_ids, attention_mask, use_cache=use_cache, **read, **options)
+        options |= {"inputs_embeds": inputs_embeds, "cache": one_cache(cache, past_key_values)}
+        input_ids, cache, options = self.checked_call(input_ids, attention_mask, use_cache=use_cache, **options)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
         loss: Tensor | None
@@ -379,6 +379,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         cache: ThoughtCache | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **options: Any,
     ) -> tuple[Tensor, ThoughtCache | None, dict[str, Any]]:
         """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise the same errors."""
@@ -389,12 +391,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             use_cache = self.config.use_cache and self.limits.cache is None and not self.training
         cache = self._cache(one_cache(cache, past_key_values), use_cache)
         check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
-        return input_ids, cache, self._encode_options(**options)
-
-    def _encode_options(
-        self, output_hidden_states: bool | None = None, output_attentions: bool | None = None, **options: object
-    ) -> dict[str, object]:
-        """Return the keywords of `encode` from a call, or else from the config."""
         for name in options:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
@@ -404,7 +400,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         reason = self.limits.hidden_states
         require(not wanted or reason is None, "output_hidden_states", wanted, str(reason))
-        return options | ({"output_hidden_states": True} if wanted else {})
+        return input_ids, cache, options | ({"output_hidden_states": True} if wanted else {})
 
     def returned(self, output: Out, return_dict: bool | None) -> Out | tuple[object, ...]:
         """Return the output, or a tuple of it, as `return_dict` or the config requires."""

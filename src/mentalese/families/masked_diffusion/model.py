@@ -44,7 +44,7 @@ from transformers import (
 from transformers import initialization as init
 from transformers.generation import BaseStreamer
 
-from mentalese.data.batch import Batch
+from mentalese.data.batch import Batch, send
 from mentalese.errors import InputError, require
 from mentalese.families.masked_diffusion.blocks import FREQUENCIES, Block, Modulation, TimeEmbedding
 from mentalese.families.masked_diffusion.config import NORM_EPS, MaskedDiffusionConfig
@@ -55,7 +55,6 @@ from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
 from mentalese.nn.packing import front
 from mentalese.nn.rotary import rotary_table
-from mentalese.nn.transfer import send
 
 _HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from mentalese.data.batch import Batch
+from mentalese.data.batch import Batch, send
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
@@ -39,7 +39,6 @@ from mentalese.models.trace import Knob, Shown, Thought, ThoughtTrace
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
-from mentalese.nn.transfer import send
 
 PREFIXES = 32  # rows per batch when each prefix is scored separately
 RANDOM_ROWS = 8  # rows of random tokens for the first thresholds
