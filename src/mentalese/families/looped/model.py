@@ -256,7 +256,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             raise InputError(
                 f"config.turns is {turns}: the cache was written at {cache.turns}; set that, or begin with a new cache"
             )
-        config, (prelude, _, coda) = self.config, self.config.parts
+        config, (prelude, block, coda) = self.config, self.config.parts
         past = 0 if cache is None else cache.seen_tokens
         layout = self.token_layout(input_ids, attention_mask, cache)
         positions = layout.positions
@@ -278,7 +278,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 keys.turn = turn
             read = controlled(state, config.thought_control, removed=start) if turn else state
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
-                new = self._turn(read, injected, options, keys)
+                new = self._run(block, self.adapter(torch.cat((read, injected), dim=-1)), options, keys)
+                new = new if self.block_norm is None else self.block_norm(new)  # R(e, s), section 3.2
             encoded.taken = running.long() if encoded.taken is None else encoded.taken + running
             if not trace and exit_distance is None:
                 state = new
@@ -301,11 +302,6 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         if cache is not None:
             cache.advance(input_ids.shape[1])
         return encoded
-
-    def _turn(self, state: Tensor, injected: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
-        """Return R(e, s) (section 3.2)."""
-        new = self._run(self.config.parts[1], self.adapter(torch.cat((state, injected), dim=-1)), options, keys)
-        return new if self.block_norm is None else self.block_norm(new)
 
     def _run(self, numbers: range, hidden: Tensor, options: dict[str, Any], keys: LoopedCache | None) -> Tensor:
         """Return the states [B, L, d] after these layers."""
