@@ -33,6 +33,7 @@ def task(spec: str) -> Task:
     where = f"builtin:{name}"
     pairs = [option.partition("=") for option in options.split(",")] if colon else []
     values = {option.strip(): value.strip() for option, _, value in pairs}
-    require(len(values) == len(pairs), where, options, "set each option once")
+    valid = len(values) == len(pairs) and "" not in values
+    require(valid, where, options, "set options as name=value,name=value, each once, or remove the colon")
     task_type: type[Task] = TASKS[name]
     return checked(where, task_type, values, parse=True)
