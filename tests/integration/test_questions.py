@@ -367,7 +367,7 @@ def test_a_model_of_texts_is_asked_what_it_can_read(
     assert (result["questions"], result["protocol"]["attempts"]["k"], result["protocol"]["shots"]["seed"]) == (3, 2, 1)
     assert 0 <= result["pass_at_k"] <= 1
     assert mentalese(*asked, "--data", "builtin:stdlib") == 2
-    assert "the source builtin:stdlib contains texts and no questions" in capsys.readouterr().err
+    assert "source is 'builtin:stdlib': it contains texts" in capsys.readouterr().err
     assert mentalese("generate", tmp_path / "run", "--prompt", "3", "--latents", "2") == 2
     assert "latents is 2: the layout 'per_document' has no latents; remove it" in capsys.readouterr().err
 
