@@ -41,7 +41,11 @@ def run(options: Options) -> None:
     out = options.out or Path(name)
     check_folder_place(out, "--out")
     require(not out.exists(), "--out", str(out), "it exists, choose another name or folder")
-    _check_name(name)
+    valid = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) is not None and not keyword.iskeyword(name)
+    require(valid, "NAME", name, "use lower-case letters, digits and single underscores, e.g. my_family")
+    prefixes = {recipe.partition("/")[0] for recipe in recipes()}
+    free = name not in {*families(), *prefixes, *CONFIG_MAPPING} and importlib.util.find_spec(name) is None
+    require(free, "NAME", name, "a family, model or Python module has this name already, choose another")
 
     def renamed(text: str) -> str:
         return text.replace(EXAMPLE, name).replace(_class_name(EXAMPLE), _class_name(name))
@@ -57,11 +61,3 @@ def run(options: Options) -> None:
 
 def _class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
-
-
-def _check_name(name: str) -> None:
-    valid = re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) is not None and not keyword.iskeyword(name)
-    require(valid, "NAME", name, "use lower-case letters, digits and single underscores, e.g. my_family")
-    prefixes = {recipe.partition("/")[0] for recipe in recipes()}
-    free = name not in {*families(), *prefixes, *CONFIG_MAPPING} and importlib.util.find_spec(name) is None
-    require(free, "NAME", name, "a family, model or Python module has this name already, choose another")

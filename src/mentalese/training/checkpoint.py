@@ -72,7 +72,7 @@ class Checkpointer:
                 shutil.rmtree(leftover)
         parallel.barrier()
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, Any]) -> None:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, object]) -> None:
         """Copy all tensors to CPU memory and return; a thread writes them. Waits for the previous save first.
 
         Args:
@@ -129,7 +129,7 @@ class Checkpointer:
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
-    def _write(self, step: int, snapshot: dict[str, Any], described: str) -> None:
+    def _write(self, step: int, snapshot: dict[str, Tensor], described: str) -> None:
         final = self._path(step)
         temporary = final.with_name(f".{final.name}.tmp")
         try:

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,23 +39,23 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.live = self.peak = 0
         self._known = [x.untyped_storage() for x in known]  # stored, or another tensor could get the same address
-        self._seen: dict[int, Any] = {storage._cdata: None for storage in self._known}
+        self._seen: dict[int, object] = {storage._cdata: None for storage in self._known}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: Any = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for storage in (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, Tensor)):
             if storage._cdata not in self._seen:
-                self._add(storage._cdata, storage.nbytes(), storage)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                gone = partial(self._remove, storage._cdata, storage.nbytes())
+                self._seen[storage._cdata] = weakref.ref(storage, gone)
         return result
 
-    def _add(self, key: int, size: int, storage: Any) -> None:
-        def gone(_: Any) -> None:
-            self.live -= size
-            del self._seen[key]
-
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        self._seen[key] = weakref.ref(storage, gone)
+    def _remove(self, key: int, size: int, _: object) -> None:
+        self.live -= size
+        del self._seen[key]
 
 
 def check_memory(model: LanguageModel, recipe: Recipe, parallel: Parallel) -> None:

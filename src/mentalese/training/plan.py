@@ -8,7 +8,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,6 @@ class Plan:
         self._epoch = lru_cache(maxsize=2)(self._build)
         self._phase_starts: dict[int, float] = {}
         self._count_epoch()
-        self._check_epochs()
         self.total_steps = self._count_steps()
 
     def position(self, step: int) -> Position:
@@ -122,9 +121,9 @@ class Plan:
             batch["labels"].fill_(IGNORED)
         return batch
 
-    def settings(self, step: int) -> dict[str, Any]:
+    def settings(self, step: int) -> dict[str, object]:
         """Return the model settings at a step; later phases override earlier ones."""
-        settings: dict[str, Any] = {}
+        settings: dict[str, object] = {}
         for number, phase in enumerate(self.recipe.phases):
             if self._clock(step, phase.clock) >= phase.start:
                 for name, value in phase.model.items():
@@ -214,15 +213,13 @@ class Plan:
             remedy = f"with model.thought_control 'swapped' each share of a batch needs two, set at least {2 * shares}"
             require(not swapped or rows is None or rows >= 2 * shares, "layout.batch_size", rows, remedy)
 
-    def _check_epochs(self) -> None:
-        """Refuse a run of more epochs, each like the first one, than can be counted."""
+    def _count_steps(self) -> int:
+        """Return the steps of the run; refuse more epochs, each like the first one, than can be counted."""
+        train = self.recipe.train
         for name, each in {"steps": self._first_steps[1], "epochs": 1, "tokens": self._tokens[-1]}.items():
-            length = getattr(self.recipe.train, name)
+            length = getattr(train, name)
             remedy = f"the text has {each:,} in an epoch, set at most {MOST_EPOCHS:,} epochs"
             require(length is None or length <= MOST_EPOCHS * each, f"train.{name}", length, remedy)
-
-    def _count_steps(self) -> int:
-        train = self.recipe.train
         if train.steps is not None:
             return train.steps
         if train.tokens is not None:

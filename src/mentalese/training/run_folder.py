@@ -15,6 +15,7 @@ from mentalese.errors import InputError, require
 from mentalese.files import check_folder_place, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
+from mentalese.training.tracking import Record
 
 if TYPE_CHECKING:
     from mentalese.training.parallel import Parallel
@@ -66,7 +67,7 @@ def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: 
             raise InputError(f"{out} was trained with other {name} than {place} contains now: use another --out")
 
 
-def _saved_recipe(saved: dict[str, Any] | None) -> Recipe | None:
+def _saved_recipe(saved: RunResult | None) -> Recipe | None:
     """Return the recipe of a run; `None` if this version cannot read it."""
     try:
         return Recipe.from_dict(saved) if saved else None
@@ -74,7 +75,7 @@ def _saved_recipe(saved: dict[str, Any] | None) -> Recipe | None:
         return None
 
 
-def _is_same(saved: dict[str, Any] | None, recipe: Recipe) -> bool:
+def _is_same(saved: RunResult | None, recipe: Recipe) -> bool:
     other = _saved_recipe(saved)
     return other is not None and other.fingerprint() == recipe.fingerprint()
 
@@ -144,7 +145,7 @@ def _changes(before: object, after: object, where: str = "") -> str:
     return f"{where} was {before!r} and is {after!r}"
 
 
-def learning_curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
+def learning_curve(records: list[Record]) -> list[dict[str, float]]:
     """Return the learning curve: training loss and, if measured, its part `ntp`; at validations perplexity.
 
     Validations of questions add accuracy and stage.

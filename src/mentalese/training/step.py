@@ -23,6 +23,6 @@ class TrainStep(nn.Module):
         if not self.model.compile_parts(**options):
             super().compile(**options)
 
-    def forward(self, batch: Batch, settings: Mapping[str, Any]) -> LossOutput:
+    def forward(self, batch: Batch, settings: Mapping[str, object]) -> LossOutput:
         """Return the training loss under these settings of the model."""
         return self.model.training_loss(batch, **settings)

@@ -7,10 +7,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from mentalese.errors import InputError, nearest, require
 from mentalese.files import sealed, unsealed, write_text
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Record = dict[str, Any]
 """A line of `metrics.jsonl`."""
@@ -69,30 +74,31 @@ def tracked(recipe: Recipe, out: Path, resume_step: int) -> Iterator[Log]:
     lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
     write_text(path, "".join(f"{line}\n" for line in lines))
     with path.open("a") as file, ExitStack() as stack:
-        runs: list[Any] = []  # of trackio and wandb, which share one interface
-        writers: list[Any] = []  # of TensorBoard
+        trackers: list[Callable[[dict[str, float], int], object]] = []
         for name, module in modules.items():
             if name == "tensorboard":
-                writers.append(module.SummaryWriter(out / "tensorboard"))
-                stack.callback(writers[-1].close)
-            else:
-                runs.append(module.init(project="mentalese", name=str(out), config=recipe.to_dict()))
-                stack.callback(runs[-1].finish)
+                writer = stack.enter_context(closing(module.SummaryWriter(out / "tensorboard")))
+                trackers.append(partial(_log_scalars, writer))
+            else:  # trackio and wandb share one interface
+                run = module.init(project="mentalese", name=str(out), config=recipe.to_dict())
+                stack.callback(run.finish)
+                trackers.append(run.log)
 
         def log(record: Record) -> None:
             file.write(json.dumps(sealed(record)) + "\n")
             file.flush()
-            numbers = _numbers(record)
-            for run in runs:
-                run.log(numbers, step=record["step"])
-            for writer in writers:
-                for name, value in numbers.items():
-                    writer.add_scalar(name, value, record["step"])
+            for tracker in trackers:
+                tracker(_numbers(record), record["step"])
 
         yield log
 
 
-def check_trackers(names: tuple[str, ...]) -> dict[str, Any]:
+def _log_scalars(writer: SummaryWriter, numbers: dict[str, float], step: int) -> None:
+    for name, value in numbers.items():
+        writer.add_scalar(name, value, step)
+
+
+def check_trackers(names: tuple[str, ...]) -> dict[str, ModuleType]:
     """Return the modules of the trackers called `names`; raises `InputError` before a run starts if one is missing."""
     modules = {}
     for name in names:

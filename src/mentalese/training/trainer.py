@@ -121,7 +121,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         self.sums.append((loss.detach(), output.weight.detach()))
         return loss * self.current_gradient_accumulation_steps  # which `Trainer` divides by
 
-    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def save_model(self, output_dir: str | None = None, *args: object, **kwargs: object) -> None:
         super().save_model(output_dir, *args, **kwargs)
         if not self.args.should_save:
             return

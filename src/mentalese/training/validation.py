@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -74,15 +75,17 @@ class Validation:
         return dataclasses.replace(evaluation, answer_tokens=self._limits[layout])
 
     def score(
-        self, name: str, saved: Saved, *, show: bool = False, out: Path | None = None, **options: Any
+        self,
+        name: str,
+        saved: Saved,
+        *,
+        show: bool = False,
+        out: Path | None = None,
+        before_batch: Callable[[], None] = lambda: None,
     ) -> SplitResult:
-        """Score a split; of questions also the answers, which are written to `out`.
-
-        Args:
-            options: options of `scoring.perplexity`.
-        """
+        """Score a split; of questions also the answers, which are written to `out`."""
         split = self.store.splits[name]
-        scores = saved.perplexity(split, show=show, **options)
+        scores = saved.perplexity(split, show=show, before_batch=before_batch)
         if not self.asks:
             return SplitResult(scores)
         answers = ask(saved, split, show=show)

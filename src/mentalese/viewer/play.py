@@ -356,8 +356,8 @@ def check_address(host: str, port: int) -> None:
             ) from None
 
 
-class OwnRequests:
-    """Refuses requests that another page sent, or that reached this one under a name that is not this machine's.
+def own_requests(app: ASGIApp, host: str) -> ASGIApp:
+    """Refuse requests that another page sent, or that reached this one under a name that is not this machine's.
 
     Both are ways for a page of the web to use a server that only this machine can reach: requests across origins, and
     a name of the web that resolves to 127.0.0.1 (DNS rebinding).
@@ -366,31 +366,28 @@ class OwnRequests:
         host: the address that the page is served at. At one that other machines reach, its own addresses and names of
             this machine are as good.
     """
+    local = ip_address(socket.gethostbyname(host)).is_loopback
+    names = {"localhost", host} | (set() if local else {socket.gethostname(), socket.getfqdn()})
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self.app = app
-        self.local = ip_address(socket.gethostbyname(host)).is_loopback
-        self.names = {"localhost", host} | (set() if self.local else {socket.gethostname(), socket.getfqdn()})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self._refusal(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
-        answer = self.app if refused is None else PlainTextResponse(refused, 403)
-        await answer(scope, receive, send)
-
-    def _refusal(self, headers: Headers) -> str | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_own(urlsplit(f"//{host}").hostname or ""):
-            return f"{host} is no name of this page\n"
-        if origin is not None and urlsplit(origin).netloc != host:
-            return f"{origin} is another page\n"
-        return None
-
-    def _is_own(self, name: str) -> bool:
+    def is_own(name: str) -> bool:
         try:
             address = ip_address(name)
         except ValueError:
-            return name in self.names
-        return address.is_loopback or not self.local
+            return name in names
+        return address.is_loopback or not local
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        reply = app
+        if scope["type"] in ("http", "websocket"):
+            headers = Headers(scope=scope)
+            name, origin = headers.get("host", ""), headers.get("origin")
+            if not is_own(urlsplit(f"//{name}").hostname or ""):
+                reply = PlainTextResponse(f"{name} is no name of this page\n", 403)
+            elif origin is not None and urlsplit(origin).netloc != name:
+                reply = PlainTextResponse(f"{origin} is another page\n", 403)
+        await reply(scope, receive, send)
+
+    return answer
 
 
 def serve(page: gr.Blocks, host: str, port: int) -> str:
@@ -414,7 +411,7 @@ def serve(page: gr.Blocks, host: str, port: int) -> str:
         server_name=host, server_port=port, theme=theme, head=f"<style>{_STYLE}</style>", share=False, inbrowser=False,
         quiet=True, prevent_thread_lock=True, show_error=True, footer_links=[], run_history=False, pwa=False,
         ssr_mode=False, mcp_server=False, enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(OwnRequests, host=host)]},
+        app_kwargs={"middleware": [Middleware(own_requests, host=host)]},
     )  # fmt: skip
     return str(address)
 
