@@ -66,8 +66,8 @@ DEMO = {
     ),
     "forks": Shown(
         EXPRESSIONS,
-        questions("demo/forks", EXPRESSIONS.spec, forking(1.0, 4, [1, 2]), 5, 40, 128, batch_size=32).replace(
-            description="forks before layers 1 and 2"
+        questions("demo/forks", EXPRESSIONS.spec, forking(1.0, 4, [1, 2]), 5, 40, 128).replace(
+            description="forks before layers 1 and 2", layout={"batch_size": 32}
         ),
         "Thoughtbubbles forks at the numbers",
         "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "

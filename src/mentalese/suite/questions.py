@@ -14,23 +14,13 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 from mentalese.suite.methods import Method, Model, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
 
 
-def questions(
-    name: str,
-    spec: str,
-    model: Model,
-    epochs: float,
-    answer_tokens: int,
-    length: int,
-    *,
-    batch_size: int = 64,
-    vocabulary: int = 512,
-) -> Recipe:
+def questions(name: str, spec: str, model: Model, epochs: float, answer_tokens: int, length: int) -> Recipe:
     return Recipe(
         name=name,
         description=f"questions of {spec.partition(':')[0]}",
         model=scaled(model),
-        data=DataConfig(source=f"builtin:{spec}", tokenizer=f"bpe:{vocabulary}"),
-        layout=QuestionAnswer(sequence_length=length, batch_size=batch_size),
+        data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
+        layout=QuestionAnswer(sequence_length=length, batch_size=64),
         optimizer=OptimizerConfig(learning_rate=2.5e-3, weight_decay=0.01, warmup=0.1),
         train=TrainConfig(epochs=epochs, log_every=20),
         evaluation=EvaluationConfig(
@@ -84,9 +74,8 @@ def reachability(size: float) -> SuiteTask:
     curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
-    recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80, vocabulary=640)
-    optimizer = replace(recipe.optimizer, min_learning_rate_ratio=0.3)
-    recipe = replace(recipe, optimizer=optimizer)
+    recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80)
+    recipe = recipe.replace(data={"tokenizer": "bpe:640"}, optimizer={"min_learning_rate_ratio": 0.3})
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
     return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
 
