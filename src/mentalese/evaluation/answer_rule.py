@@ -164,9 +164,6 @@ def f1(answer: str, expected: str) -> float:
     return 2 * common / (len(answer_words) + len(expected_words)) if common else 0.0
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
-
-
 def _number_match(text: str) -> re.Match[str] | None:
     match = _NUMBER.fullmatch(_plain(text).strip()) if len(text) <= _LONGEST else None
     if match is None or (match["sign"] and match["inner"]) or (match["bottom"] and not int(match["bottom"])):
@@ -203,9 +200,6 @@ def _without_thousands(text: str) -> str:
     return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
-# -- free text ---------------------------------------------------------------------------------------------------------
-
-
 def _free_number(part: str) -> str | None:
     """Return the number that answers a question, in a text without an empty line; `None` if it has only headings."""
     longest = _longest_marks(part)
@@ -224,9 +218,6 @@ def _longest_marks(text: str) -> list[str]:
     matches = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
     longest = max((length for length, _ in matches), default=0)
     return [marked for length, marked in matches if length == longest]
-
-
-# -- choices and words -------------------------------------------------------------------------------------------------
 
 
 def _choice_in(text: str) -> str | None:

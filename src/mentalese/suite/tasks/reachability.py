@@ -120,9 +120,6 @@ class Reachability(Task):
         return Levels(1.0, 0.5, 0.5, "accuracy")
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
-
-
 class _Graph:
     """A graph that is its own mirror image: two people, a path of `hops` steps below each, and other nodes.
 
