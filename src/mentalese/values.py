@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import os
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +16,21 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic.dataclasses import dataclass
 
 from mentalese.errors import InputError, nearest
 
 T = TypeVar("T")
-P = TypeVar("P", str, Path)
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 _MOST = 2**63 - 1  # the largest integer of numpy and torch
 _LONGEST_NAME = 255  # bytes, of a file or folder, on the usual disks
@@ -33,13 +42,17 @@ def _as_written(value: object, check: Callable[[object], float]) -> float:
     return value if type(value) is int else number
 
 
-def _without_zero(path: P) -> P:
-    if "\0" in str(path):
+def _without_zero(text: str) -> str:
+    if "\0" in text:
         raise ValueError("use a path, which has no character 0")
-    return path
+    return text
 
 
-def _short(path: Path) -> Path:
+def _place(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("use a path (str or Path)")
+    path = Path(value)
+    _without_zero(str(path))
     if any(len(part.encode()) > _LONGEST_NAME for part in path.parts):
         raise ValueError(f"use a path, whose names have at most {_LONGEST_NAME} bytes")
     return path
@@ -54,7 +67,7 @@ NonNegativeNumber = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
 Name = Annotated[str, AfterValidator(_without_zero)]
-Place = Annotated[Path, Strict(False), AfterValidator(_without_zero), AfterValidator(_short)]
+Place = Annotated[Path, BeforeValidator(_place)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -115,7 +128,7 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
         return InputError(f"{name}: no such field{nearest(place[-1], _fields_at(cls, place[:-1]))}", name)
     if first["type"] == "missing":
         return InputError(f"{name} is missing: set it", name)
-    message = first["msg"].replace("Input ", "it ").removeprefix("Value error, ")
+    message = first["msg"].replace("Input should", "it should").removeprefix("Value error, ")
     return InputError(f"{name} is {shown(first['input'])}: {message}", name)
 
 

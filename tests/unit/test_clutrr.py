@@ -69,7 +69,7 @@ def test_batches_have_only_the_answer_as_labels(tmp_path: Path, monkeypatch: pyt
     data = DataConfig(source=f"clutrr:{archive(tmp_path)}", tokenizer="bpe:300")
     layout = QuestionAnswer()
     store, tokenizer = prepare(data, layout, show=False)
-    rows = layout.rows(store.splits["test"], 1)
+    rows = layout.rows(store.splits["test"])
     batch = layout.assemble(store.splits["test"], rows[np.array([0])], tokenizer)
     asked = batch["labels"][0][batch["labels"][0] != IGNORED]
     assert tokenizer.decode(asked).startswith("### son")

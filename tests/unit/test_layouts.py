@@ -61,9 +61,7 @@ class SentenceRows(RowLayout):
         return document_windows(split.segments[:-1], split.segments[1:], self.sequence_length, self.sequence_length - 1)
 
     def evaluation_rows(self, split: Split, evaluation: Any) -> Rows:
-        last = split.document_segments[evaluation.documents(len(split.document_bytes))]
-        begin, end = split.segments[:last], split.segments[1 : last + 1]
-        return document_windows(begin, end, self.sequence_length, self.sequence_length - 1)
+        return document_windows(split.segments[:-1], split.segments[1:], self.sequence_length, self.sequence_length - 1)
 
     def protocol(self, evaluation: Any, data: Any) -> dict[str, Any]:
         return {"context": "one sentence", "first_token": "after the token before it", "sentences": data.sentences}

@@ -77,7 +77,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "a tokenizer": (lambda m: m.generate("She", tokenizer=m.tokenizer), r"tokenizer is of type .*: texts are passed"),
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
     "a stream of a stream": (lambda m: m.stream("She", streamer=None), "streamer is set: the pieces are returned here"),
-    "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is 3: it is not a valid path"),  # type: ignore[arg-type]
+    "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is 3: use a path"),  # type: ignore[arg-type]
     "a long text for a path": (
         lambda m: load("She. " * 90),
         r"path is 'She. .* \.\.: use a path, whose names",
@@ -97,13 +97,16 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
         "documents is '2': it should be a valid int",
     ),
     "half a shot": (lambda m: mentalese.answer(m, shots=0.5), "shots is 0.5: it should be a valid int"),
-    "a recipe of another type": (lambda m: mentalese.train(3), "recipe is 3: it is not a valid path"),  # type: ignore[arg-type]
+    "a recipe of another type": (lambda m: mentalese.train(3), "recipe is 3: use a path"),  # type: ignore[arg-type]
     "a setting of another type": (lambda m: mentalese.train("gpt2/tiny", 3), "a setting is 3: "),  # type: ignore[arg-type]
     "two texts": (
         lambda m: mentalese.train("gpt2/tiny", "data.source=builtin:stdlib", data=["a", "b"], out="/dev/null"),
         "a setting is 'data.source=builtin:stdlib': data is set too, set one of them",
     ),
-    "a folder of another type": (lambda m: mentalese.train("gpt2/tiny", out=3), "out is 3: it is not a valid path"),  # type: ignore[arg-type]
+    "a folder of another type": (
+        lambda m: mentalese.train("gpt2/tiny", out=3),
+        "out is 3: use a path",
+    ),  # type: ignore[arg-type]
     "another device": (lambda m: load(m.path, "gpu"), "device is 'gpu': "),
     "a device that is not there": (lambda m: load(m.path, "cuda:99"), "device is 'cuda:99': "),
     "a config of another type": (lambda m: load(m.path, config=3), "config is 3: it should be a valid dict"),  # type: ignore[arg-type]

@@ -146,26 +146,26 @@ def test_phases_raise_the_stage_and_reset_the_optimizer() -> None:
 def test_a_share_of_the_records_is_read_at_any_stage(share: float, stage: int, seed: int) -> None:
     split = records(*[[2, 1, 1, 1, 2]] * 300)
     layout = config(stages=3, stage=stage, latents_per_step=1, uniform_prob=share)
-    rows = layout.rows(split, 300, np.random.default_rng(seed))
+    rows = layout.rows(split, np.random.default_rng(seed))
     assert rows.gap is not None
     found = np.bincount(rows.gap - 2, minlength=4) / 300
     expected = np.full(4, share / 4)
     expected[min(stage, 3)] += 1 - share
     assert np.abs(found - expected).max() < 0.12
-    again = layout.rows(split, 300, np.random.default_rng(seed))
+    again = layout.rows(split, np.random.default_rng(seed))
     assert np.array_equal(rows.gap, again.gap)
 
 
 def test_implicit_cot_loses_tokens_from_the_left() -> None:
     split = records(*[[2, 20, 2]] * 2000)
     layout = config(stages=40, stage=5, removal="tokens", removal_smoothing=1.0)
-    rows = layout.rows(split, 2000, np.random.default_rng(0))
+    rows = layout.rows(split, np.random.default_rng(0))
     assert rows.rest is not None
     removed = rows.rest - rows.target
     assert removed.min() == 5
     share = [(removed == 5 + more).mean() for more in range(3)]
     assert share == pytest.approx([0.632, 0.233, 0.086], abs=0.03)  # proportional to exp(-more)
-    assert np.ptp(layout.rows(split, 2000).lengths) == 0, "nothing is drawn where a model is evaluated"
+    assert np.ptp(layout.rows(split).lengths) == 0, "nothing is drawn where a model is evaluated"
 
 
 def test_rows_too_long_at_later_stages_are_found_first() -> None:

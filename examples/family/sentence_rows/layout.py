@@ -20,9 +20,7 @@ class SentenceRows(RowLayout):
         return document_windows(split.segments[:-1], split.segments[1:], self.sequence_length, self.sequence_length - 1)
 
     def evaluation_rows(self, split, evaluation):
-        last = split.document_segments[evaluation.documents(len(split.document_bytes))]
-        end = split.segments[1 : last + 1]
-        return document_windows(split.segments[:last], end, self.sequence_length, self.sequence_length - 1)
+        return self.training_rows(split, None)
 
     def protocol(self, evaluation, data):
         return {"context": "one sentence", "first_token": "after the token before it", "sentences": data.sentences}

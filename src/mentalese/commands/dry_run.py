@@ -132,7 +132,9 @@ def _evaluation_flops(run: Run) -> float | None:
         return None
 
     def scoring(split: str, evaluation: EvaluationConfig) -> float:
-        rows = len(recipe.layout.evaluation_rows(run.store.splits[split], evaluation))
+        scored = run.store.splits[split]
+        scored = scored.first(evaluation.documents(len(scored.document_bytes)))
+        rows = len(recipe.layout.evaluation_rows(scored, evaluation))
         every = max(1, rows // evaluation.batch_size // SCORED_BATCHES)
         flops = counted = 0
         for batch in evaluation_batches(run.store.splits[split], recipe.layout, evaluation, run.tokenizer, every=every):

@@ -98,7 +98,7 @@ def _drawn(split: Split, evaluation: EvaluationConfig) -> tuple[Split, np.ndarra
     available = len(split.document_bytes)
     numbers = evaluation.chosen(available)
     if np.array_equal(numbers, np.arange(len(numbers))):
-        return split, numbers, None
+        return split.first(len(numbers)), numbers, None
     mask = np.zeros(available, dtype=bool)
     mask[numbers] = True
     places = np.flatnonzero(np.repeat(mask, np.diff(split.documents)))

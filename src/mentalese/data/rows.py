@@ -111,9 +111,9 @@ def within_sentences(split: Split, rows: Rows) -> Rows:
     return dataclasses.replace(rows, first=first, last=np.searchsorted(starts, rows.stop))
 
 
-def sentence_streams(split: Split, documents: int, max_sentences: int, min_sentences: int = 1) -> Rows:
+def sentence_streams(split: Split, max_sentences: int, min_sentences: int = 1) -> Rows:
     """Cut documents of at least `min_sentences` sentences into streams of at most `max_sentences`."""
-    begin, end = split.document_segments[:documents], split.document_segments[1 : documents + 1]
+    begin, end = split.document_segments[:-1], split.document_segments[1:]
     pieces = np.where(end - begin < min_sentences, 0, -(-(end - begin) // max_sentences))
     first = np.repeat(begin, pieces) + max_sentences * ordinals(pieces)
     last = np.minimum(first + max_sentences, np.repeat(end, pieces))

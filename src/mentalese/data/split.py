@@ -47,13 +47,16 @@ class Split:
         """Return the tokens of a segment, int64 [length]."""
         return self.tokens[self.segments[number] : self.segments[number + 1]].astype("int64")
 
-    def head(self, tokens: int) -> Split:
-        """Return the first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
-        count = min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes))
-        segments = int(self.document_segments[count])
-        sizes = (int(self.documents[count]), count + 1, segments + 1, count + 1, count)
+    def first(self, documents: int) -> Split:
+        """Return this many documents, without a copy."""
+        segments = int(self.document_segments[documents])
+        sizes = (int(self.documents[documents]), documents + 1, segments + 1, documents + 1, documents)
         arrays = (getattr(self, name)[:size] for name, size in zip(ARRAYS, sizes, strict=True))
         return Split(*arrays, beginning=self.beginning)
+
+    def head(self, tokens: int) -> Split:
+        """Return the first whole documents, as many as it takes to hold `tokens` tokens, or all there are."""
+        return self.first(min(int(np.searchsorted(self.documents, tokens)), len(self.document_bytes)))
 
 
 ARRAYS = ("tokens", "documents", "segments", "document_segments", "document_bytes")

@@ -130,8 +130,8 @@ def prepare(
     cap = config.max_sentence_tokens
     if layout.sequential and store.meta["kind"] == "records":
         longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
-        remedy = f"{config.source} contains questions, whose parts are never cut, and one has {longest} tokens; set at "
-        require(longest <= cap + 1, "data.max_sentence_tokens", cap, remedy + "least that, or use layout 'qa'")
+        remedy = f"{config.source} has questions, whose parts are never cut, and one has {longest} tokens; set that"
+        require(longest <= cap + 1, "data.max_sentence_tokens", cap, remedy)
     return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
 
 

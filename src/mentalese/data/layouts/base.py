@@ -112,7 +112,7 @@ class Layout(ABC):
 
     @abstractmethod
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        """Return rows of the split's first documents in which every lexical token is a target exactly once."""
+        """Return rows of the documents that are scored, in which every lexical token is a target exactly once."""
 
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         """Return one row per document, up to where a model continues."""

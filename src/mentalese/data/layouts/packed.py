@@ -28,8 +28,7 @@ class Packed(RowLayout):
         return joined_windows(0, len(split.tokens), self.sequence_length)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        documents = evaluation.documents(len(split.document_bytes))
-        bounds = split.documents[[0, documents]] if evaluation.joined else split.documents[: documents + 1]
+        bounds = split.documents[[0, -1]] if evaluation.joined else split.documents
         ends = bounds[1:] - (evaluation.tokens == "lexical")
         return document_windows(bounds[:-1] + split.beginning, ends, *self.window(evaluation), split.beginning or 1)
 
@@ -79,8 +78,7 @@ class Marked(Packed):
         return within_sentences(split, joined_windows(1, length, self.sequence_length))
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        documents = evaluation.documents(len(split.document_bytes))
-        starts = sentence_start(split, split.document_segments[: documents + 1])
+        starts = sentence_start(split, split.document_segments)
         # A window begins with the BOS; `EOD EOS` at the end is not text.
         end = starts[1:] - 2 * (evaluation.tokens == "lexical")
         return within_sentences(split, document_windows(starts[:-1] + 1, end, *self.window(evaluation)))

@@ -115,17 +115,17 @@ class QuestionAnswer(RowLayout):
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
         for stage in range(self.stages + 1) if self.uniform_prob else (self.stage,):
-            dataclasses.replace(self, stage=stage).rows(split, len(split.document_bytes))
+            dataclasses.replace(self, stage=stage).rows(split)
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        return self.rows(split, len(split.document_bytes), generator)
+        return self.rows(split, generator)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self.rows(split, evaluation.documents(len(split.document_bytes)))
+        return self.rows(split)
 
     def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         """Return questions and their latents. Steps are not read, so rows too long for training can be asked, too."""
-        rows = self._rows(split, evaluation.documents(len(split.document_bytes)), None)
+        rows = self._rows(split)
         assert rows.rest is not None
         return dataclasses.replace(rows, stop=rows.rest)
 
@@ -134,22 +134,22 @@ class QuestionAnswer(RowLayout):
 
     def answer_lengths(self, split: Split) -> np.ndarray:
         """Without the steps that the stage leaves out."""
-        rows = self._rows(split, len(split.document_bytes), None)
+        rows = self._rows(split)
         assert rows.rest is not None
         return rows.stop - rows.rest
 
-    def rows(self, split: Split, documents: int, generator: np.random.Generator | None = None) -> Rows:
-        """Return the first documents at `stage`, one row each; the generator draws the random choices of training."""
-        rows = self._rows(split, documents, generator)
+    def rows(self, split: Split, generator: np.random.Generator | None = None) -> Rows:
+        """Return the documents at `stage`, one row each; the generator draws the random choices of training."""
+        rows = self._rows(split, generator)
         longer, longest = int((rows.lengths > self.sequence_length).sum()), int(rows.lengths.max(initial=0))
-        remedy = f"{longer} of {documents} questions are longer; set at least {longest}, or layout.too_long=skip"
+        remedy = f"{longer} of {len(rows)} questions are longer; set at least {longest}, or layout.too_long=skip"
         require(longer == 0, "layout.sequence_length", self.sequence_length, remedy)
         return rows
 
-    def _rows(self, split: Split, documents: int, generator: np.random.Generator | None) -> Rows:
+    def _rows(self, split: Split, generator: np.random.Generator | None = None) -> Rows:
         """Return rows of documents whose first segment is the question and whose last one is the answer."""
-        start, stop = split.documents[:documents], split.documents[1 : documents + 1]
-        first, last = split.document_segments[:documents], split.document_segments[1 : documents + 1] - 1
+        start, stop, documents = split.documents[:-1], split.documents[1:], len(split.document_bytes)
+        first, last = split.document_segments[:-1], split.document_segments[1:] - 1
         target = split.segments[np.minimum(first + 1, last)]
         broken = int(((last == first) | (target == start)).sum())
         remedy = f"{broken} of {documents} documents lack a question or an answer; remove them, or use another layout"

@@ -39,7 +39,7 @@ class SentenceStreams(Layout):
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
         # As in the release of Thought Gestalt: a document of one sentence trains no memory.
-        rows = sentence_streams(split, len(split.document_bytes), self.max_sentences, min_sentences=2)
+        rows = sentence_streams(split, self.max_sentences, min_sentences=2)
         if not len(rows):
             raise InputError(
                 "layout is 'sentence_streams': every document of the training split is a single sentence, and a memory "
@@ -52,9 +52,8 @@ class SentenceStreams(Layout):
         return _pack(sizes, self.passes(rows), self.tokens_per_batch, self.bucket_width, generator)
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        """Whole documents."""
-        documents = evaluation.documents(len(split.document_bytes))
-        return sentence_streams(split, documents, max(1, len(split.segments)))
+        """Return whole documents."""
+        return sentence_streams(split, max(1, len(split.segments)))
 
     def passes(self, rows: Rows) -> np.ndarray:
         assert rows.first is not None
