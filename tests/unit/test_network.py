@@ -73,7 +73,7 @@ def test_a_model_is_not_pushed(
     (model / "README.md").write_text("A card.")
     assert main(["push", str(model), "me/mine"]) == 2
     said = capsys.readouterr().err
-    assert "REPO is 'me/mine': the hub cannot be reached (" in said
+    assert "REPO is 'me/mine': the upload failed (" in said
     assert "connect and try again" in said
 
 
