@@ -103,7 +103,7 @@ def test_a_published_checkpoint_opens_as_the_model_that_it_is(kind: str, tokeniz
         ({"model_type": "gpt2"}, "model_type is 'gpt2': use a published model of gpt_neox or llama"),
         ({"dist_topk": 3}, "dist_topk is 3: only 6 is computed here"),
         ({"layer_norm_option": "prenorm"}, "layer_norm_option is 'prenorm': only 'rawadd' is computed"),
-        ({"training_type": "baseline"}, "training_type is a baseline's"),
+        ({"training_type": "baseline"}, "training_type is 'baseline'"),
         ({"special_layers": 3}, r"Missing key\(s\) in state_dict: .concept_layers\.2\."),
         ({"special_layers": 1}, r"Unexpected key\(s\) in state_dict: .concept_layers\.1\."),
         ({"vq_config": {"codebook_size": 7}, "dist_topk": 7}, r"size mismatch for codebook\.frozen"),

@@ -41,20 +41,11 @@ class Chunks:
 
     @classmethod
     def of(
-        cls,
-        size: int,
-        length: int,
-        seen: Tensor | int,
-        real: Tensor | None = None,
-        on_host: Tensor | None = None,
+        cls, size: int, length: int, seen: Tensor | int, real: Tensor | None = None, on_host: Tensor | None = None
     ) -> Chunks:
-        """Return the chunks of a call.
+        """Return the chunks of a call of `length` tokens a row, after `seen` tokens; see `TokenLayout`.
 
-        Args:
-            length: L.
-            seen: number of tokens before this call, without padding; [B] or one number.
-            real: bool [B, L], tokens that are not padding; `None` without padding.
-            on_host: see `TokenLayout`; without it, padding makes the host wait for a GPU.
+        Without `on_host`, padding makes the host wait for a GPU.
         """
         if real is None:
             assert isinstance(seen, int)
@@ -76,10 +67,9 @@ class Chunks:
         return torch.arange(self.count, device=device) < ended[:, None]
 
     def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:
-        """Return the sum [B, C + 1, d] of the states of each chunk so far, including unfinished chunks.
+        """Return the sum [B, C + 1, d] of the states [B, L, d] of each chunk so far, including unfinished chunks.
 
         Args:
-            hidden: [B, L, d].
             held: [B, d], the sum so far of the chunk in which the call begins; `None` at the start of a chunk.
         """
         width = (self.count + 1) * self.size

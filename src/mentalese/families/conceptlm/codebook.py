@@ -91,15 +91,7 @@ class Codebook(nn.Module):
 
 
 def mix(weights: Tensor, codes: Tensor) -> Tensor:
-    """Return the codes' weighted sums, segment by segment (section 2.2).
-
-    Args:
-        weights: [.., S * N].
-        codes: [S, N, c].
-
-    Returns:
-        [.., d].
-    """
+    """Return the sums [.., d] of codes [S, N, c], weighted by [.., S * N] and side by side (section 2.2)."""
     by_segment = weights.reshape(-1, codes.shape[0], codes.shape[1]).transpose(0, 1)
     return (by_segment @ codes.to(weights.dtype)).transpose(0, 1).reshape(*weights.shape[:-1], -1)
 

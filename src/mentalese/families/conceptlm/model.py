@@ -434,7 +434,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return self.backbone_flops(rows, length) + self.concept_flops(rows, max(self._chunks(batch).count, 1))
 
     def concept_flops(self, rows: int, count: int) -> int:
-        """Return the FLOPs of concept layers, heads and codes for this number of concepts per row."""
+        """Return the FLOPs of concept layers, heads and codes for `count` concepts per row."""
         config, inner = self.config, self.backbone.config
         attention = 2 * count * attention_width(inner) * config.concept_layers // inner.num_hidden_layers
         each, once = linear_weights(self.concept_layers) + attention, 0

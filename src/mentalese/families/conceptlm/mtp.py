@@ -74,11 +74,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
     ) -> MTPEncoded:
         """Return final hidden states [B, L, d] of the first head that continue `cache`, and update the cache.
 
-        Args:
-            trace: also run the other heads, which have no cache: head i's states at t predict token t + i.
-
-        Raises:
-            InputError: a trace with a cache.
+        A trace also runs the other heads, which have no cache: head i's states at t predict token t + i.
         """
         if trace and cache is not None:
             raise InputError("output_thoughts is True with a cache: pass the whole text in one call, without a cache")

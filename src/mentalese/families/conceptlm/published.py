@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mentalese.data.tokenizers import load_pretrained_tokenizer
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.families.conceptlm.config import ConceptLMConfig
 from mentalese.files import read_json, whole_folder
 from mentalese.models.grow import backbone_fields
@@ -71,10 +71,11 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
     """
     folder, out = Path(folder), Path(out)
     files = sorted(folder.glob("*.safetensors"))
-    if not (folder / "config.json").is_file() or not files:
-        raise InputError(f"{folder} has no config.json or no *.safetensors: use the folder of a published ConceptLM")
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"out is {str(out)!r}, which is not empty: use another folder")
+    whole = (folder / "config.json").is_file() and bool(files)
+    remedy = "it has no config.json or no *.safetensors, use the folder of a published ConceptLM"
+    require(whole, "folder", str(folder), remedy)
+    free = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    require(free, "out", str(out), "it is not empty, use another folder")
     theirs = read_json(folder / "config.json")
     state: dict[str, Tensor] = {}
     for file in files:
@@ -103,18 +104,17 @@ def convert(folder: str | Path, out: str | Path) -> ConceptLMForCausalLM:
 
 def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
     """Return the config for a published one; raise `InputError` for settings that are not computed here."""
-    kind = theirs.get("model_type")
-    if kind not in _NAMES:
-        raise InputError(f"config.json: model_type is {kind!r}: use a published model of {' or '.join(_NAMES)}")
+    kind = str(theirs.get("model_type"))
+    require(kind in _NAMES, "config.json: model_type", kind, f"use a published model of {' or '.join(_NAMES)}")
     for name in _NEEDED:
-        if name not in theirs:
-            raise InputError(f"config.json has no {name}: use the folder of a published ConceptLM")
+        require(name in theirs, f"config.json: {name}", None, "use the folder of a published ConceptLM")
     codes, ratio = theirs["vq_config"]["codebook_size"], theirs.get("vq_patch_ratio", 1)
     for name, value in (_COMPUTED | {"dist_topk": codes}).items():
-        if theirs.get(name, value) != value:
-            raise InputError(f"config.json: {name} is {theirs[name]!r}: only {value!r} is computed here")
-    if "baseline" in str(theirs.get("training_type", "")):
-        raise InputError("config.json: training_type is a baseline's, without concepts: open the plain decoder instead")
+        other = theirs.get(name, value)
+        require(other == value, f"config.json: {name}", other, f"only {value!r} is computed here")
+    training = theirs.get("training_type")
+    remedy = "a baseline has no concepts, open the plain decoder instead"
+    require("baseline" not in str(training), "config.json: training_type", training, remedy)
     inner = CONFIG_MAPPING[kind].from_dict(theirs)
     inner.num_hidden_layers = theirs["encoder_layers"] + theirs["decoder_layers"]
     inner.tie_word_embeddings = tied

@@ -150,12 +150,11 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
     ) -> Tensor:
-        """Return the states [B, N, d] after the block.
+        """Return the states [B, N, d] after the block, or after a part of it.
 
         Args:
             z: [B, n, d]; `None` without thoughts, or if the pass ends before them.
-            before_z: run the self-attention; False: x is already its output.
-            after: run the rest of the block.
+            before_z, after: run the self-attention; run the rest.
         """
         if before_z:
             x = x + self.attention(self.attention_norm(x), packed)
@@ -200,11 +199,7 @@ class Encoder(nn.Module):
         self.posterior = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
 
     def forward(self, tokens: Tensor, read: Tensor, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Return means and log variances [B, N_z, d] from embedded tokens [B, N, d].
-
-        Args:
-            read: bool [B, N], the tokens that may be attended to.
-        """
+        """Return means and log variances [B, N_z, d] given the embedded tokens [B, N, d] in `read` [B, N]."""
         count = len(self.queries)
         x = torch.cat((self.queries.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
         everything = read.device.type == "cpu" and bool(read.all())  # without waiting for a GPU

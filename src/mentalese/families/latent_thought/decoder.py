@@ -88,10 +88,6 @@ class LTMDecoder(LatentThoughtModel[E]):
     ) -> tuple[Tensor, PackedBatch]:
         """Return the stream [B, N, d] after the first self-attention, before thoughts, and the blocks' shared data.
 
-        Args:
-            input_ids, attention_mask: [B, width].
-            cache: a cache that the tokens continue and update.
-
         Raises:
             InputError: a mask of another width, or a row that has only padding.
         """

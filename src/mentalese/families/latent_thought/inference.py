@@ -164,9 +164,6 @@ def fit(
 
     Returns:
         The posterior, and the gradients of `x` and of each of `weights`; empty without `weights` or steps.
-
-    Raises:
-        FloatingPointError: an ELBO is not finite; the message names step and row.
     """
     live = (targets != IGNORED).any(1)
     # Thoughts are sums of small steps, so they are at least float32.

@@ -148,11 +148,7 @@ class SentenceHead(nn.Module):
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, h: Tensor, dropout: float, use: Use | None = None) -> tuple[Tensor, Tensor]:
-        """Return the vectors [n, d] of states [n, d], and their lengths [n] before normalisation.
-
-        Args:
-            use: the use of the map, for training.
-        """
+        """Return the vectors [n, d] of states [n, d], and their lengths [n] before normalisation."""
         if self.normalized:
             h = F.layer_norm(h, h.shape[-1:], eps=self.eps)
         s = (use or self.linear)(F.dropout(h, dropout, self.training))
@@ -170,7 +166,7 @@ Layered = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class CompiledLayers(nn.Module):
-    """The compiled `run_layers` of a `ThoughtGestaltForCausalLM`, with one graph for each `_kind` of step."""
+    """The compiled `run_layers` of a model, with one graph for each `_kind` of step."""
 
     def __init__(self, model: ThoughtGestaltForCausalLM) -> None:
         super().__init__()

@@ -95,14 +95,7 @@ class SentenceCache(ThoughtCache):
 def read_on(
     model: ThoughtGestaltForCausalLM, input_ids: Tensor, attention_mask: Tensor | None, cache: SentenceCache
 ) -> tuple[Tensor, Sentences | None]:
-    """Return final hidden states [B, L, d], zero at padding, and the sentences; the cache moves on.
-
-    Args:
-        input_ids: [B, L].
-        attention_mask: [B, L], 0 at padding.
-
-    Returns:
-        States and sentences; no sentences for a single token.
+    """Return final hidden states [B, L, d], zero at padding, and the sentences of several tokens; the cache moves on.
 
     Raises:
         InputError: see `find_sentences`; on a GPU, to avoid waiting, markers are checked only in the first call and for

@@ -31,7 +31,7 @@ class MemoryMap:
     """The map of sentence vectors to keys and values of cross-attention: K = W_K (s + PE[rank]), V = W_V s (2.2).
 
     W_K s and V are computed once per vector, W_K PE is a table. Without such layers (`memory` = `prefix`) vectors
-    are not mapped. Created in each call, because it contains the current weights of its layers, concatenated.
+    are not mapped.
     """
 
     def __init__(self, maps: Sequence[nn.Module], positions: Tensor, dtype: torch.dtype) -> None:

@@ -119,7 +119,7 @@ def plan_pass(
     """Return the plan of a pass over some steps of `sentences`, on the host.
 
     Args:
-        depth: layers that are read step by step; all others read all steps at once.
+        depth: as in `PassPlan`.
         ends: the last token of each sentence has a final state too.
         known: sentences of earlier steps whose vectors are known.
         fill: sentences of a step may be filled up to the same length, where that is cheaper than to gather them.

@@ -23,7 +23,7 @@ class Sentences:
     """The sentences of flat streams, step by step: the first of each stream, the second of each that has one, ..
 
     Within a step, streams with more sentences come first, so a step's streams are the first ones of the previous step.
-    Everything is on the CPU. PAD and masked tokens belong to no sentence. Letters: n sentences, N tokens.
+    Everything is on the CPU. Letters: n sentences, N tokens.
 
     Attributes:
         streams: [n], the stream of each sentence.
@@ -161,10 +161,8 @@ _INSIDE, _STARTED, _FULL, _ENDED, _ENDED_DOCUMENT = range(5)
 class SentenceMarkers(LogitsProcessor):
     """A logits processor for well-formed streams: a sentence starts after the end of one, and ends after EOD.
 
-    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one with `max_sentence_tokens` ends.
-
-    A row is one document. `generate` stops a row at the EOD that it generates. A prompt that ends in EOD, or in
-    `EOD EOS`, is continued by EOS and new sentences, which still read the memory of the document that ended.
+    Inside a sentence neither BOS nor PAD is generated, no sentence is empty, and one with `max_sentence_tokens` ends. A
+    prompt that ends in EOD is continued by EOS and new sentences, which still read the memory of that document.
     """
 
     def __init__(self, config: ThoughtGestaltConfig) -> None:
