@@ -19,7 +19,7 @@ from mentalese.models.transformers_seam import CACHE, LogitsOutput, one_cache
 from mentalese.registry import get_recipe
 
 SOURCE = Path(__file__).parents[2] / "src" / "mentalese"
-SEAM = {"models/transformers_seam.py", "models/tokenizer_seam.py"}
+SEAM = {"models/transformers_seam.py", "models/text_tokenizer.py"}
 BASES = (
     transformers.PreTrainedModel,
     transformers.GenerationMixin,

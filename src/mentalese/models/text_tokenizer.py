@@ -6,7 +6,7 @@ the same tokens around every text is a post-processor in `tokenizer.json`, which
 
 As in all tokenizers of transformers, a marker's name in a text becomes the marker; `Saved.encode` reads it as plain
 text, and so does `split_special_tokens=True` here. `add_special_tokens=False` returns only the tokens of the text, for
-a text that continues another one.
+a text that continues another one. What transformers does not promise of tokenizers is used in this file only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, processors
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import TruncationStrategy
+from transformers.utils import PaddingStrategy
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
@@ -27,7 +29,6 @@ from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.tokenizer_seam import PaddingStrategy, ReadingTokenizer, TruncationStrategy
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -120,7 +121,7 @@ def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfi
     return layout_class(kind)(**values), DataConfig(**tokenizer.init_kwargs["text_sentences"])
 
 
-class MentaleseTokenizer(NotCopied, ReadingTokenizer):
+class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
     """A tokenizer that reads a text by a layout: `text_tokenizer` makes it, its settings are saved with it.
 
     In all other respects it is a fast tokenizer of transformers: batches, padding, truncation, offsets, tensors.
@@ -154,11 +155,15 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         row = layout.prompt_row(text, reads)
         return (row + reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
 
+    def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
+        return self.encode_texts(*texts, **options)
+
     def encode_texts(
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
+        """Return the tokens of one text or several; options are the tokenizer's keywords and two strategies."""
         if not add_special_tokens:
-            return super().encode_texts(text, text_pair, add_special_tokens=False, **options)
+            return super()._encode_plus(text, text_pair, add_special_tokens=False, **options)
         padding = options.pop("padding_strategy", PaddingStrategy.DO_NOT_PAD)
         truncation = options.pop("truncation_strategy", TruncationStrategy.DO_NOT_TRUNCATE)
         longest = options.get("max_length")
@@ -175,8 +180,9 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         batched = isinstance(text, list | tuple)
         texts = list(text) if batched else [text]
         pairs = (list(text_pair) if batched else [text_pair]) if text_pair else [None] * len(texts)
-        if len(pairs) != len(texts):
-            raise InputError(f"text_pair has {len(pairs)} texts: pass {len(texts)}, one for each text")
+        require(
+            len(pairs) == len(texts), "the length of text_pair", len(pairs), f"pass {len(texts)}, one for each text"
+        )
         encodings = []
         for first, second in zip(texts, pairs):
             row, first_length = self._row(first, second)
@@ -231,10 +237,10 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
     def _as_batch(self, encodings: list[Encoding], batched: bool, options: dict[str, Any]) -> BatchEncoding:
         names = ("token_type_ids", "attention_mask", "special_tokens_mask", "offsets_mapping", "length")
         returned = {f"return_{name}": options[f"return_{name}"] for name in names if f"return_{name}" in options}
-        parts = [self.columns(encoding, **returned) for encoding in encodings]
+        parts = [self._convert_encoding(encoding, **returned)[0] for encoding in encodings]
         columns = {name: [part[name][0] for part in parts] for name in (parts[0] if parts else self.model_input_names)}
         for ids in columns["input_ids"]:
-            self.warn_if_too_long(ids, options.get("max_length"), options.get("verbose", True))
+            self._eventual_warn_about_too_long_sequence(ids, options.get("max_length"), options.get("verbose", True))
         tensors = options.get("return_tensors")
         if not batched and tensors is None:
             return BatchEncoding({name: column[0] for name, column in columns.items()}, encodings)
@@ -246,7 +252,9 @@ class MentaleseTokenizer(NotCopied, ReadingTokenizer):
         module = write_module(Path(save_directory), MODULE, type(self))
         return (*super().save_pretrained(save_directory, *args, **kwargs), str(module))
 
-    def remote_class(self) -> dict[str, list[str | None]]:
+    @property
+    def _auto_map(self) -> dict[str, list[str | None]]:
+        """The class that opens the tokenizer where this package is not imported."""
         return {"AutoTokenizer": [None, f"{MODULE}.{type(self).__name__}"]}
 
 

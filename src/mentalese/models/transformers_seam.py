@@ -1,7 +1,7 @@
 """Everything of transformers that is private, or has changed between its releases, in one place.
 
 No other module overrides a private hook of transformers, reads its private attributes or imports its submodules
-(`tests/unit/test_seam.py` checks this); `tokenizer_seam.py` is the part that needs no models. Observed in 5.17.0,
+(`tests/unit/test_seam.py` checks this); `text_tokenizer.py` is the part that needs no models. Observed in 5.17.0,
 5.23.0 and 5.24.0 unless an item states otherwise:
 
 | item | use of it here | public alternative |
@@ -14,8 +14,8 @@ No other module overrides a private hook of transformers, reads its private attr
 | `_prepare_model_inputs` | calls `check_prompt` | none: a prompt is found among three arguments |
 | `_is_stateful`, `_supports_*`, `_tied_weights_keys`, `_keep_in_fp32_modules_strict` | set from `DECLARED` | none |
 | `config._attn_implementation` | `attention_of`, `set_attention` | none |
-| `_encode_plus`, `_auto_map` and others of a tokenizer | `tokenizer_seam.ReadingTokenizer` | none |
-| `PaddingStrategy`, `TruncationStrategy` | imported by `tokenizer_seam` only | none |
+| `_encode_plus`, `_auto_map` and others of a tokenizer | `text_tokenizer.MentaleseTokenizer` | none |
+| `PaddingStrategy`, `TruncationStrategy` | imported by `text_tokenizer` only | none |
 | `MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`, which `Trainer` reads | `name_for_trainer` adds this library's classes | none |
 | `Trainer._wrap_model`, `Trainer._get_train_sampler` | `step_trainer` | none |
 | `TrainingArguments._n_gpu` | `use_one_gpu` | none |
