@@ -65,9 +65,7 @@ def save_model(
     card: str | None = None,
     **about: Any,
 ) -> None:
-    """Write a checkpoint that `from_pretrained` opens, and `mentalese.json`: a description and hashes.
-
-    The tokenizer that is written reads texts as the model does, see `mentalese.models.text_tokenizer`.
+    """Write a checkpoint that `from_pretrained` opens, a tokenizer that reads as the model, and `mentalese.json`.
 
     Args:
         folder: replaced as a whole if it exists.
@@ -131,10 +129,7 @@ def check_model(path: str | Path) -> None:
 
 
 def saved_about(path: str | Path) -> dict[str, Any]:
-    """Return the facts about a saved model: the content of `mentalese.json` next to its weights.
-
-    If the model was saved again without that file, its tokenizer carries the facts; empty for other projects' models.
-    """
+    """Return the facts in a saved model's `mentalese.json`, or else in its tokenizer; empty for other projects'."""
     if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
@@ -184,9 +179,7 @@ def load_model(
     """Return a trained model, in eval mode, and its tokenizer.
 
     Args:
-        path: a folder written by `save_pretrained` or by a run (its `model/` is found), `hub:NAME`, `models:NAME` of an
-            installed package of models, or a checkpoint `RUN/checkpoints/step-*`, whose weights are used instead of
-            those in `RUN/model`.
+        path: see `mentalese.load`; of a checkpoint the weights are used instead of those in `RUN/model`.
         fields: other values of fields of its config, as far as the weights allow.
 
     Raises:

@@ -194,8 +194,7 @@ _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 def _read_by(config: PreTrainedConfig) -> dict[str, object]:
     """Return the config's fields that decide how weights of equal sizes are read.
 
-    For this library's models without a decoder inside, these are only the heads and rotary positions, since other
-    fields may change from run to run.
+    For this library's models without a decoder inside, these are only the heads and rotary positions.
     """
     if isinstance(config, LatentThoughtConfig):
         names = ["num_attention_heads", "rope_parameters"]

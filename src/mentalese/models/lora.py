@@ -85,7 +85,6 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
 
 
 def _version() -> str | None:
-    """Return PEFT's version, if it is installed."""
     try:
         return version("peft")
     except PackageNotFoundError:
@@ -114,11 +113,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
-    """Write the trained weights as `PeftModel.from_pretrained(BASE, folder)` opens them: safetensors and a JSON file.
-
-    Args:
-        base: the model that the adapters belong to, noted in the config.
-    """
+    """Write the trained weights as `PeftModel.from_pretrained(base, folder)` opens them."""
     from safetensors.torch import save_file
 
     config = model.peft_config[_NAME]

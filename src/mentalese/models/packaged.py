@@ -20,11 +20,7 @@ PREFIX = "models:"
 
 @cache
 def packaged_models() -> dict[str, Path]:
-    """Return the folders of all models in installed packages, by name.
-
-    Raises:
-        InputError: two packages have a model of the same name.
-    """
+    """Return the folders of all models in installed packages, by name."""
     folders: dict[str, Path] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         for folder in sorted(Path(str(files(entry_point.value))).iterdir()):

@@ -111,7 +111,6 @@ def perplexity(
 
     Args:
         saved: a model, scored by the first of its `estimators` or the one of its `evaluation`; its mode is unchanged.
-        split: the documents; bits per byte divide by the bytes of its documents, or of their steps and answers.
         before_batch: called before each batch; it may raise to end the evaluation.
 
     Raises:
@@ -167,13 +166,9 @@ def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> i
 def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.ndarray:
     """Return the scores of `perplexity` token by token, to compare models of different contexts on each token.
 
-    Takes and raises what `perplexity` does. `evaluation.tokens` is read as `lexical`, since the store contains no ends
-    of sentences.
-
     Returns:
-        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored
-        (ends of documents, questions of records, documents beyond `evaluation.max_documents`, tokens that the estimator
-        skips).
+        float32 [len(split.tokens)]: nats of each lexical token, in the store's order; NaN if not scored (ends of
+        documents, questions, documents beyond `evaluation.max_documents`, tokens that the estimator skips).
     """
     scores = np.full(len(split.tokens), np.nan, dtype=np.float32)
     for batch, labels, parts in _scored(saved.scored_by(tokens="lexical"), split, show):

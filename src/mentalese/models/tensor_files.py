@@ -23,11 +23,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Restore the weights of a checkpoint in place, in a separate process; the optimiser's state is not read.
-
-    Raises:
-        InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.
-    """
+    """Restore the weights of a checkpoint in place; raise `InputError` before if it is damaged or another model's."""
     ignore_warning_of_no_group()
     reader = TensorReader(folder)
     try:

@@ -116,10 +116,7 @@ class LayeredDecoder(WrappedDecoder[E]):
         return nn.ModuleList(type(self.layers[0])(self.backbone.config, layer_idx=i) for i in indices)
 
     def token_layout(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> TokenLayout:
-        """Find the padding of this call and of the calls before it; the cache stores it.
-
-        Waits for a GPU once if there is an `attention_mask`.
-        """
+        """Find the padding of this call and those before it, in the cache; a mask on a GPU is waited for once."""
         past, state = (0, {}) if cache is None else (cache.seen_tokens, cache.state)
         rows, length = input_ids.shape
         real, now = self.real_tokens(input_ids, attention_mask, cache), torch.full((rows,), length)
@@ -139,11 +136,7 @@ class LayeredDecoder(WrappedDecoder[E]):
         return TokenLayout(before.sum(1), real, mask, positions, torch.stack((seen, now)))
 
     def _check_window(self, mask: Tensor) -> None:
-        """Refuse padding between a row's tokens, which would use up a window that counts columns.
-
-        Args:
-            mask: bool [B, columns], all tokens so far.
-        """
+        """Refuse padding between a row's tokens [B, columns], which would use up a window that counts columns."""
         if self._window is None or mask.shape[1] <= self._window:
             return
         begun, going_on = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
