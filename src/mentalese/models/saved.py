@@ -18,7 +18,7 @@ from mentalese.data.layouts import Layout, Packed
 from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
@@ -164,8 +164,8 @@ class Saved(TextModel):
         Raises:
             InputError: not token ids of the model in one dimension, or an unknown option.
         """
-        if not isinstance(input_ids, Tensor) or input_ids.ndim != 1:
-            raise InputError(f"input_ids is {input_ids!r}: pass a tensor of token ids [length]")
+        shape = list(getattr(input_ids, "shape", ()))
+        require(len(shape) == 1, "the shape of input_ids", shape, "pass a tensor of token ids [length]")
         return thinking.trace(self, check_tokens(input_ids[None], self.model)[0], **options)
 
     # -- splits of a text ----------------------------------------------------------------------------------------------

@@ -6,9 +6,8 @@ A test file of a family is two lines; pytest collects the tests by their names:
 
     RECIPES = ["my_family/tiny"]
 
-Every test runs on every recipe of `RECIPES`, in a small version of it: a few hundred tokens per step, a small text, a
-vocabulary of 512. `mentalese check FAMILY` runs the same tests. They need pytest, and neither a GPU nor the network;
-with `MENTALESE_TEST_DEVICE=cuda` models run on a GPU.
+Every test runs on a small version of every recipe of `RECIPES`. `mentalese check FAMILY` runs the same tests. They need
+pytest, and neither a GPU nor the network; with `MENTALESE_TEST_DEVICE=cuda` models run on a GPU.
 """
 
 import pytest
