@@ -156,22 +156,18 @@ class Run:
         self.validation.check(self.model, show)
         if weights:
             check_memory(self.model, recipe, parallel)
-            self._make_weights()
+            self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
+            step = TrainStep(self.model)
+            if recipe.train.compile:
+                step.compile()
+            self.step = wrap(step, parallel, recipe.train.parallel, whole)
+            self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
         self.flops = 0  # on this rank, since the last log line
         self.buffer = LogBuffer()
         self.log: Log = lambda record: None
         self.state = State()
-
-    def _make_weights(self) -> None:
-        recipe, parallel = self.recipe, self.parallel
-        self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
-        step = TrainStep(self.model)
-        if recipe.train.compile:
-            step.compile()
-        self.step = wrap(step, parallel, recipe.train.parallel, whole)
-        self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
 
     # -- the run ---------------------------------------------------------------------------------------------------
 
@@ -221,11 +217,14 @@ class Run:
         raise Interrupted(signum, f"stopped at step {self.state.step}; --resume continues from there")
 
     def _steps(self) -> None:
-        total, state = self.plan.total_steps, self.state
+        total, state, last_stage = self.plan.total_steps, self.state, self.recipe.layouts()[-1].stage
+        patience = self.recipe.train.early_stopping_patience or math.inf
         if state.validation_due:
             self._validate()
         with progress(f"Training {self.recipe.name}", total, start=state.step, show=self.show) as bar:
-            while state.step < total and not self._out_of_patience():
+            while state.step < total:
+                if state.stage == last_stage and state.validations_without_gain >= patience:
+                    break
                 self.one_step()
                 state.validation_due = self.plan.is_validation(state.step)
                 stop = self.parallel.max(self.signals.first)
@@ -355,13 +354,6 @@ class Run:
     def _is_checkpoint(self, step: int) -> bool:
         every = self.recipe.train.checkpoint_every
         return every > 0 and step % every == 0
-
-    def _out_of_patience(self) -> bool:
-        """Test if the last stage has had too many validations without a gain."""
-        patience, state = self.recipe.train.early_stopping_patience, self.state
-        if patience is None or state.stage != self.recipe.layouts()[-1].stage:
-            return False
-        return state.validations_without_gain >= patience
 
     def _validate(self) -> None:
         """Validate, or stop at a signal with a checkpoint from which the validation is repeated."""
