@@ -188,7 +188,7 @@ def _model(new: Mapping[str, object], old: Mapping[str, object], place: str) -> 
 def override(recipe: Recipe, *settings: str) -> Recipe:
     """Return the recipe with other values: `override(recipe, "optimizer.learning_rate=1e-3", "train.steps=100")`.
 
-    A setting is `section.field=value`; `none` or `null` is no value, and commas make a list.
+    A setting is `section.field=value`; `none` or `null` is not a value, and commas make a list.
 
     Raises:
         InputError: a field does not exist, or a value is of another type or out of range.
@@ -204,7 +204,7 @@ def add_setting(changes: JsonObject, recipe: Recipe, setting: str) -> None:
     place, equals, text = setting.partition("=")
     path = [part.replace("-", "_") for part in place.split(".")]
     if not equals or len(path) < 2:
-        raise InputError(f"{setting!r} is no change: use section.field=value, e.g. train.steps=100")
+        raise InputError(f"{setting!r} is not a change: use section.field=value, e.g. train.steps=100")
     value = _parsed(place, field_type(recipe, path), text)
     for name in path[:-1]:
         changes = changes.setdefault(name, {})

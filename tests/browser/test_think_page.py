@@ -53,7 +53,7 @@ def text_of(page: Page, selector: str) -> str:
 
 
 @pytest.mark.parametrize("family", payloads.FAMILIES)
-def test_a_trace_has_the_panels_of_what_it_holds_and_fits_a_phone(opened: Open, family: str) -> None:
+def test_trace_page_has_its_panels_and_fits_a_phone(opened: Open, family: str) -> None:
     page = opened(page_html(page_of(payloads.FAMILIES[family]())), width=390)
     headings = page.locator("section h2").all_inner_texts()
     assert headings == HEADINGS[family]
@@ -91,7 +91,7 @@ def test_the_score_that_is_picked_colours_the_text(opened: Open) -> None:
         assert trace["scores"][key]["about"] in text_of(page, "#text")
 
 
-def test_one_outlier_does_not_flatten_the_scale_and_the_legend_says_so(opened: Open) -> None:
+def test_one_outlier_does_not_flatten_the_colour_scale(opened: Open) -> None:
     trace = payloads.plain()
     values = trace["scores"]["surprisal"]["values"]
     median = sorted(value for value in values if value is not None)[len(values) // 2]
@@ -107,7 +107,7 @@ def shade(page: Page, token: int) -> float:
     return float(page.locator(".token").nth(token).evaluate("(node) => node.style.getPropertyValue('--v')"))
 
 
-def test_pointing_at_a_token_says_its_values_near_it_and_in_the_margin(opened: Open) -> None:
+def test_hovering_a_token_shows_its_values(opened: Open) -> None:
     trace = payloads.plain()
     page = opened(page_html(page_of(trace)))
     values = trace["scores"]["surprisal"]["values"]
@@ -120,7 +120,7 @@ def test_pointing_at_a_token_says_its_values_near_it_and_in_the_margin(opened: O
     assert "Point at a token" in text_of(page, ".margin")
 
 
-def test_the_keys_walk_through_the_text_and_a_screen_reader_hears_the_value(opened: Open) -> None:
+def test_keyboard_moves_through_tokens_and_announces_values(opened: Open) -> None:
     trace = payloads.plain()
     page = opened(page_html(page_of(trace)))
     index = "document.activeElement.index"
@@ -146,7 +146,7 @@ def test_the_keys_walk_through_the_text_and_a_screen_reader_hears_the_value(open
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_a_sentence_shows_what_it_reads_in_the_list_and_in_the_text(opened: Open) -> None:
+def test_sentence_highlights_what_it_reads_in_list_and_text(opened: Open) -> None:
     trace = payloads.sentences()
     page = opened(page_html(page_of(trace)))
     edges = trace["links"]["memory"]["edges"]
@@ -344,7 +344,7 @@ def test_a_text_from_right_to_left_ends_at_its_left(opened: Open) -> None:
     assert excerpt.evaluate(end) == excerpt.evaluate(start), "the full stop"
 
 
-def test_bars_of_models_with_other_numbers_of_layers_stand_above_their_layer(opened: Open) -> None:
+def test_bars_of_other_depths_stand_above_their_layer(opened: Open) -> None:
     few, many = payloads.sentences(), payloads.sentences()
     few["curves"]["memory_gate"]["values"] = [0.4, 0.3]
     many |= {"name": "b/tiny", "short": "b"}
@@ -424,7 +424,7 @@ def test_a_page_in_a_frame_shows_what_it_is_sent(opened: Open) -> None:
     assert frame.locator(".flow").inner_text() == "Two sons and more."
 
 
-def test_streams_follow_a_text_that_grows_unless_one_looks_elsewhere(opened: Open) -> None:
+def test_stream_view_follows_growing_text_unless_scrolled(opened: Open) -> None:
     short, longer, whole = (page_of(payloads.bubbles(payloads.TEXT[:end])) for end in (40, 200, 400))
     page = opened(page_html(short))
     scrolled, send = "document.querySelector('.streams').scrollLeft", "(payload) => window.postMessage(payload, '*')"
@@ -441,7 +441,7 @@ def test_streams_follow_a_text_that_grows_unless_one_looks_elsewhere(opened: Ope
     assert shown(whole) == 50
 
 
-def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened: Open) -> None:
+def test_switching_two_models_shows_a_signed_difference(opened: Open) -> None:
     payload = payloads.two()
     page = opened(page_html(payload))
     one, other = payload["traces"]
@@ -464,7 +464,7 @@ def test_two_models_are_switched_between_and_their_difference_has_a_sign(opened:
     assert page.get_by_role("heading", name="What the model would write").count() == 1
 
 
-def test_models_are_shown_beside_each_other_as_far_as_they_read_the_same_tokens(opened: Open) -> None:
+def test_models_are_compared_on_their_shared_prefix_of_tokens(opened: Open) -> None:
     one = payloads.plain(name="a/tiny", tokens=["<|bos|>", "She", " had", " a", " son"])
     other = payloads.plain(name="b/tiny", tokens=["She", " had", " two", " son", "."])
     note = "The first 2 tokens are the same for a/tiny and b/tiny; after these no difference is shown."

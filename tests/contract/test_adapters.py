@@ -114,7 +114,7 @@ def of_logits(case: Case, logits: Tensor) -> tuple[Tensor, Tensor]:
     return nll.sum() / (labels != IGNORED).sum(), F.pad(nll, (1, 0))
 
 
-def test_adapters_on_every_linear_map_move_loss_scores_and_logits_alike(case: Case, corpus: Path) -> None:
+def test_adapters_on_all_linear_maps_change_loss_and_logits(case: Case, corpus: Path) -> None:
     # Merging an adapter of a tied head would change the embeddings too, as PEFT says.
     case = made(case.name, corpus, tie_word_embeddings=False)
     before = said(case)
@@ -142,7 +142,7 @@ def test_adapters_on_every_linear_map_move_loss_scores_and_logits_alike(case: Ca
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
 
 
-def test_a_plain_head_is_read_as_a_matrix_and_a_hooked_one_is_called(case: Case) -> None:
+def test_plain_head_is_a_matrix_and_hooked_head_is_called(case: Case) -> None:
     head = case.model.get_output_embeddings()
     assert case.model.loss_head() is head.weight
     expected = case.model.token_nll(case.batch)
@@ -156,9 +156,7 @@ def test_a_plain_head_is_read_as_a_matrix_and_a_hooked_one_is_called(case: Case)
 
 
 @pytest.mark.parametrize("targets", [None, "all-linear"])
-def test_lora_without_named_targets_is_trained_saved_loaded_and_merged(
-    case: Case, targets: str | None, tmp_path: Path
-) -> None:
+def test_lora_without_targets_trains_saves_loads_and_merges(case: Case, targets: str | None, tmp_path: Path) -> None:
     if targets is None:
         case.needs("lora_targets")
     case.model.save_pretrained(tmp_path / "base")
@@ -229,7 +227,7 @@ def test_checkpointing_keeps_the_gradients_and_less_memory(case: Case) -> None:
     assert trained_step(case)[1] == whole
 
 
-def test_a_copy_of_a_checkpointed_model_is_checkpointed_by_itself(corpus: Path) -> None:
+def test_copy_of_a_checkpointed_model_is_checkpointed(corpus: Path) -> None:
     """Of the family that runs its layers in its own way."""
     case = made("coconut/tiny", corpus)
     case.model.train()
@@ -328,7 +326,7 @@ def test_embeddings_are_resized_with_the_head(case: Case, change: int, tmp_path:
         )
 
 
-def test_weights_that_are_kept_on_disk_are_there_when_they_are_read(case: Case, tmp_path: Path) -> None:
+def test_offloaded_weights_are_loaded_when_read(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     expected = said(case)
     case.model.save_pretrained(tmp_path / "model")

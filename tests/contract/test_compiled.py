@@ -38,7 +38,7 @@ the first without padding, whose mask is none."""
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", [*tiny_recipes(), *MODES])
-def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(name: str, corpus: Path) -> None:
+def test_compiled_step_is_compiled_once_and_equals_eager(name: str, corpus: Path) -> None:
     torch._dynamo.reset()
     counters.clear()
     compiled, eager = (_run(name, corpus) for _ in range(2))
@@ -58,9 +58,7 @@ def test_a_step_is_compiled_once_whatever_the_batches_and_equals_the_eager_one(n
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", [name for name in tiny_recipes() if not name.startswith((BROKEN, "gpt2"))])
-def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
-    name: str, corpus: Path, tmp_path: Path
-) -> None:
+def test_compiled_model_generates_the_same_without_recompiling(name: str, corpus: Path, tmp_path: Path) -> None:
     torch._dynamo.reset()
     counters.clear()
     model, options = load(saved(tmp_path / "run", _recipe(name, corpus))), {"do_sample": False, "max_new_tokens": 12}
@@ -78,7 +76,7 @@ def test_a_compiled_model_generates_the_same_and_compiles_nothing_again(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("name", FIXED)
-def test_a_cache_of_fixed_size_has_the_same_shapes_at_every_token(name: str, corpus: Path, tmp_path: Path) -> None:
+def test_fixed_size_cache_has_the_same_shapes_at_each_token(name: str, corpus: Path, tmp_path: Path) -> None:
     torch._dynamo.reset()
     counters.clear()
     recipe = shrink(get_recipe(name), corpus)

@@ -42,7 +42,7 @@ def test_a_dry_run_counts_the_longest_rows_of_a_curriculum(corpus: Path) -> None
 
 
 @pytest.mark.parametrize("name", tiny_recipes())
-def test_a_dry_run_estimates_what_is_kept_and_checkpointing_keeps_less(name: str, corpus: Path) -> None:
+def test_dry_run_memory_estimate_falls_with_checkpointing(name: str, corpus: Path) -> None:
     measured = []
     for checkpointing in (False, True):
         run = by_hand(name, corpus, checkpointing=checkpointing)

@@ -75,7 +75,7 @@ def test_a_link_to_nothing_stops_the_build(target: str, pages: ModuleType, tmp_p
         pages.Layout(tmp_path).link(target, "docs/faq.md")
 
 
-def test_code_is_left_as_it_is_and_numbered_items_keep_their_blocks(pages: ModuleType) -> None:
+def test_code_is_unchanged_and_numbered_items_keep_blocks(pages: ModuleType) -> None:
     text = "1. one [a](b):\n\n   ```python\n   x = [a](b)\n   ```\n\n   more [a](b)\n\nend\n   ```\n"
     changed = pages.outside_code(text, lambda part: part.replace("(b)", "(c)"))
     assert changed == "1. one [a](c):\n\n    ```python\n    x = [a](b)\n    ```\n\n    more [a](c)\n\nend\n   ```\n"

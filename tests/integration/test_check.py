@@ -169,7 +169,7 @@ def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: P
     assert "my_family/tiny: test perplexity" in trained.stdout
 
 
-def test_a_family_that_is_not_installed_is_checked_by_its_folder_or_module(tmp_path: Path) -> None:
+def test_uninstalled_family_is_checked_by_folder_or_module(tmp_path: Path) -> None:
     package = new(tmp_path, "my_family")
     only = ("--only", "every_parameter_gets_a_gradient")
     done = run("check", "my_family/__init__.py", *only, cwd=package)  # the next test checks the folder

@@ -470,7 +470,7 @@ def test_an_unknown_task_is_refused(gpt2: Path, capsys: pytest.CaptureFixture[st
     refusal(capsys.readouterr().err, "did you mean 'perplexity'")
 
 
-def test_a_tokenizer_that_does_not_match_the_checkpoint_is_refused(
+def test_tokenizer_that_does_not_match_checkpoint_is_refused(
     gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from mentalese.data.sources import open_source

@@ -101,7 +101,7 @@ def test_bf16_trains_and_is_evaluated_in_float32(recipe: Recipe, finished: Path,
     assert {name: evaluated[name] for name in result["test"]} == result["test"]
 
 
-def test_a_phase_that_resets_the_optimizer_forgets_its_moments_at_its_step(recipe: Recipe, tmp_path: Path) -> None:
+def test_phase_that_resets_the_optimizer_clears_its_moments(recipe: Recipe, tmp_path: Path) -> None:
     recipe = changed(recipe, "train", steps=4, checkpoint_every=4)
     reset = dataclasses.replace(recipe, phases=(Phase(start=3, reset_optimizer=True),))
     for name, each in {"plain": recipe, "reset": reset}.items():
@@ -173,7 +173,7 @@ def overflowing_gradient(loss: Tensor, weight: Tensor) -> Tensor:
     return loss + 1e30 * (weight - weight.detach()).sum()
 
 
-def test_a_run_logs_the_shares_of_the_gradient_that_its_model_names(
+def test_run_logs_gradient_shares_that_its_model_names(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def groups(model: LanguageModel) -> dict[str, list[list[torch.nn.Parameter]]]:
@@ -191,7 +191,7 @@ def test_a_run_logs_the_shares_of_the_gradient_that_its_model_names(
         assert record["sentence_steps"] == record["step"]
 
 
-def test_the_parts_of_a_loss_are_means_over_the_interval_as_the_loss_is(corpus: Path, tmp_path: Path) -> None:
+def test_parts_of_a_loss_are_means_over_the_interval(corpus: Path, tmp_path: Path) -> None:
     recipe = shrink(get_recipe("conceptlm/tiny"), corpus)
     logged = {}
     for every in (1, 3):
@@ -308,7 +308,7 @@ def test_what_is_not_finite_ends_the_run_and_names_the_batch(
         ({"stride": 64}, r"evaluation.stride is 64: .* \(64\)"),
     ],
 )
-def test_an_evaluation_that_cannot_work_is_refused_before_anything_is_written(
+def test_impossible_evaluation_is_refused_before_writing(
     recipe: Recipe, tmp_path: Path, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -345,7 +345,7 @@ def test_a_phase_that_comes_late_is_refused_before_the_start(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_later_layout_that_cannot_be_is_refused_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
+def test_impossible_later_layout_is_refused_before_the_start(recipe: Recipe, tmp_path: Path) -> None:
     phase = Phase(start=1, clock="epochs", layout={"batch_size": 100_000})
     late = dataclasses.replace(recipe, phases=(phase,), train=TrainConfig(steps=500, device="cpu"))
     with pytest.raises(InputError, match="batch"):
@@ -440,9 +440,7 @@ def test_a_run_whose_start_has_been_trained_again_is_refused(recipe: Recipe, fin
         (out / "result.json").unlink(missing_ok=True)
 
 
-def test_resuming_removes_what_a_kill_left_of_a_half_written_model(
-    recipe: Recipe, finished: Path, tmp_path: Path
-) -> None:
+def test_resuming_removes_a_half_written_model(recipe: Recipe, finished: Path, tmp_path: Path) -> None:
     out = shutil.copytree(finished, tmp_path / "run")
     (out / "result.json").unlink()
     for remains in (".model-gz2g_s03", ".model.old"):
@@ -558,7 +556,7 @@ def test_two_processes_that_share_the_weights_equal_one(recipe: Recipe, tmp_path
         ("tensorboard", "torch.utils.tensorboard", r"not installed: pip install 'mentalese\[tensorboard\]"),
     ],
 )
-def test_a_tracker_that_is_not_there_is_refused_before_anything_is_written(
+def test_missing_tracker_is_refused_before_writing(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, missing: str | None, message: str
 ) -> None:
     if missing is not None:

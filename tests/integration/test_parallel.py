@@ -387,7 +387,7 @@ def test_two_processes_equal_one(ranks: list[dict[str, Any]], name: str, kind: s
     assert ranks[1][f"{name}-{kind}"] == together | {"weights": {}}
 
 
-def test_thresholds_of_two_processes_are_those_of_one_and_have_moved(ranks: list[dict[str, Any]]) -> None:
+def test_thresholds_are_equal_for_one_and_two_processes(ranks: list[dict[str, Any]]) -> None:
     """Rank 1 has other rows, and in every second micro-batch no target."""
     torch.manual_seed(0)
     fresh = bubbles()
@@ -421,7 +421,7 @@ def test_a_filled_model_is_the_one_that_it_was_filled_with(name: str, tokenizer:
         assert not any(isinstance(value, Tensor) and value.is_meta for value in vars(module).values())
 
 
-def test_the_gradients_were_clipped_and_a_parameter_that_no_rank_uses_was_left_alone(
+def test_gradients_are_clipped_and_unused_parameters_unchanged(
     ranks: list[dict[str, Any]],
 ) -> None:
     assert max(ranks[0]["gpt2-ddp"]["norms"]) > 0.7
@@ -469,7 +469,7 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
-def test_a_kill_during_a_save_leaves_the_checkpoint_before_and_no_half_one(killed: Path) -> None:
+def test_kill_during_a_save_keeps_the_previous_checkpoint(killed: Path) -> None:
     assert sorted(path.name for path in killed.iterdir()) == [".step-00000002.tmp", "step-00000001"]
     checkpoints = Checkpointer(killed, ALONE, keep=1)
     assert [path.name for path in killed.iterdir()] == ["step-00000001"]

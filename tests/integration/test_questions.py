@@ -236,9 +236,7 @@ def test_the_best_model_is_the_best_of_the_last_stage(
     assert asked[-1].stage == (best - 1) // EPOCH, "the test split is asked as the best model was"
 
 
-def test_weights_in_pieces_and_questions_without_room_are_refused_before_anything_is_written(
-    recipe: Recipe, tmp_path: Path
-) -> None:
+def test_offloaded_weights_and_full_questions_are_refused(recipe: Recipe, tmp_path: Path) -> None:
     shared = Parallel(0, 2, 0, torch.device("cpu"))
     with pytest.raises(InputError, match=r"train.parallel is 'fsdp': FSDP cannot generate answers"):
         loop.Run(changed(recipe, "train", parallel="fsdp"), tmp_path / "run", shared, show=False)
@@ -253,7 +251,7 @@ def test_weights_in_pieces_and_questions_without_room_are_refused_before_anythin
     assert not (tmp_path / "run").exists()
 
 
-def test_a_test_question_that_is_too_long_is_refused_before_anything_is_written(sums: Path, tmp_path: Path) -> None:
+def test_too_long_test_question_is_refused_before_writing(sums: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sums"
     shutil.copytree(sums, folder)
     with (folder / "test.jsonl").open("a") as file:

@@ -116,9 +116,7 @@ def test_the_loss_of_trl_is_that_of_a_plain_call(name: str, corpus: Path, tmp_pa
     ("name", "says"),
     [("mdlm/tiny", "trainers of causal models do not fit"), ("thoughtbubbles/tiny", "readout is 'mixture'")],
 )
-def test_a_model_without_states_that_predict_the_next_token_is_refused(
-    name: str, says: str, corpus: Path, tmp_path: Path
-) -> None:
+def test_model_without_predicting_states_is_refused(name: str, says: str, corpus: Path, tmp_path: Path) -> None:
     model, tokenizer, rows, texts = opened(name, corpus, tmp_path / "model")
     with pytest.raises(InputError, match=says):
         trainer("sft", model, tokenizer, rows, texts, tmp_path / "out").train()

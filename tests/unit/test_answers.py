@@ -173,7 +173,7 @@ def test_a_letter_or_a_sign_is_an_answer(
     assert (metrics.exact_match, metrics.f1) == (exact_match, f1)
 
 
-def test_each_question_is_asked_at_the_stage_and_told_from_the_others(
+def test_each_question_has_its_stage(
     prepared: tuple[TokenStore, Any, QuestionAnswer],
 ) -> None:
     store, tokenizer, layout = prepared
@@ -449,7 +449,7 @@ def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
         ("Rex is a jelpus", "a jelpus", "Rex is a jelpus"),
     ],
 )
-def test_an_answer_in_free_text_is_what_stands_where_an_answer_would(text: str, expected: str, answer: str) -> None:
+def test_free_text_answer_is_read_at_its_place(text: str, expected: str, answer: str) -> None:
     assert free_answer(text, expected) == answer
 
 

@@ -93,7 +93,7 @@ def test_published_models_have_the_published_sizes(name: str, vocabulary: int, t
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith(("gpt2-boundaries/", "gpt2-gist/"))])
-def test_marked_and_gist_runs_differ_from_gpt2s_in_the_markers_and_the_mask_alone(name: str) -> None:
+def test_marked_and_gist_runs_differ_only_in_markers_and_mask(name: str) -> None:
     recipe = get_recipe(name).to_dict()
     twin = get_recipe(recipe["baseline"]).to_dict()
     gist = name.startswith("gpt2-gist/")
@@ -109,7 +109,7 @@ def test_marked_and_gist_runs_differ_from_gpt2s_in_the_markers_and_the_mask_alon
         assert sizes(name, GPT2_VOCABULARY)["non_embedding"] == 85_056_000
 
 
-def test_gpt2_with_rotary_positions_has_no_position_table_and_rotates_whole_heads() -> None:
+def test_rotary_gpt2_has_no_position_table() -> None:
     fields: dict[str, Any] = dict(get_recipe("gpt2-rope/1.3m").model)
     config = AutoConfig.for_model(fields.pop("model_type"), vocab_size=512, **fields)
     model = AutoModelForCausalLM.from_config(config)

@@ -41,7 +41,7 @@ few = settings(max_examples=80, deadline=None)
 
 @few
 @given(corpora, st.integers(2, 12), st.data(), st.integers(1, 7))
-def test_every_lexical_token_is_scored_once_by_blocks_and_by_sentences(
+def test_blocks_and_sentences_score_each_lexical_token_once(
     documents: Any, length: int, data: Any, batch_size: int
 ) -> None:
     split = make_split(*documents)
@@ -90,9 +90,7 @@ def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, 
 
 @few
 @given(corpora, st.integers(2, 12), st.data(), st.sampled_from(["packed", "per_document"]))
-def test_joined_documents_are_scored_once_in_blocks_that_share_one_token(
-    documents: Any, length: int, data: Any, kind: str
-) -> None:
+def test_joined_documents_are_scored_once_in_blocks(documents: Any, length: int, data: Any, kind: str) -> None:
     split, count = make_split(*documents), data.draw(st.integers(1, len(documents)))
     tokens = split.tokens[: split.documents[count]].tolist()
     options = {"context_length": length, "joined": True, "max_documents": count, "batch_size": 3}
@@ -141,7 +139,7 @@ def test_later_windows_score_stride_new_tokens_after_the_context() -> None:
     ]
 
 
-def test_marked_windows_stay_inside_a_document_and_start_with_its_first_sentence() -> None:
+def test_marked_windows_stay_in_a_document() -> None:
     batches = batches_of(make_split([2, 1], [3], [0]), "marked", context_length=5, stride=2, batch_size=1)
     rows = sorted((b["input_ids"].tolist()[0], b["labels"].tolist()[0]) for b in batches)
     assert rows == [
@@ -151,7 +149,7 @@ def test_marked_windows_stay_inside_a_document_and_start_with_its_first_sentence
     ]
 
 
-def test_sentences_are_whole_documents_with_markers_whatever_their_length() -> None:
+def test_sentences_are_whole_documents_with_markers() -> None:
     (batch,) = batches_of(make_split([2, 1], [1] * 100), "sentence_streams")
     assert (batch["input_ids"] == 1).sum(1).tolist() == [100, 2]
     short = batch["input_ids"][1][batch["attention_mask"][1].bool()]
@@ -170,7 +168,7 @@ def test_a_records_question_is_context_only() -> None:
 
 
 @pytest.mark.parametrize("kind", ["packed", "per_document", "marked", "sentence_streams", "qa"])
-def test_only_the_first_documents_are_scored_where_a_maximum_is_given(kind: Any) -> None:
+def test_maximum_of_documents_limits_scoring_to_the_first(kind: Any) -> None:
     split = make_split([2, 3], [1, 4], [5, 1])
     first = make_split([2, 3], [1, 4])
     assert scored(batches_of(split, kind, max_documents=2)) == scored(batches_of(first, kind))
@@ -228,7 +226,7 @@ def test_the_last_sentence_is_left_open(tokenizer: Any) -> None:
         assert prompt(tokenizer, "He left.", layout) == f"{BOS}He left."
 
 
-def test_the_beginning_of_a_sentence_is_not_merged_into_the_one_before(tokenizer: Any) -> None:
+def test_sentence_starts_are_not_merged_with_the_previous_one(tokenizer: Any) -> None:
     assert prompt(tokenizer, "He left. S", SentenceStreams()) == f"{BOS}He left.{EOS}{BOS} S"
 
 

@@ -90,7 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -
     assert resumed[0].head.weight is resumed[0].embed.weight
 
 
-def test_a_checkpoint_before_the_first_step_restores_an_empty_optimizer(tmp_path: Path) -> None:
+def test_checkpoint_before_step_one_has_empty_optimizer_state(tmp_path: Path) -> None:
     saved(tmp_path, 0)
     other = new(seed=1)
     train(*other, range(2))
@@ -98,9 +98,7 @@ def test_a_checkpoint_before_the_first_step_restores_an_empty_optimizer(tmp_path
     assert bits(*other) == bits(*new())
 
 
-def test_saving_returns_at_once_and_later_steps_do_not_disturb_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_is_asynchronous_and_isolated_from_later_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
     create_stream = FileSystem.create_stream
 
@@ -161,7 +159,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_and_an_older_checkpoint_pointed_to(tmp_path: Path, name: str, damage: str) -> None:
+def test_damaged_file_is_named_with_an_older_checkpoint(tmp_path: Path, name: str, damage: str) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     DAMAGES[damage](tmp_path / "step-00000002" / name)
     model, optimizer = new(seed=3)
@@ -195,7 +193,7 @@ class FullDisk(io.BufferedWriter):
 
 
 @pytest.mark.parametrize("room", [0, 64, 600, 700, 1100, 4000])
-def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
+def test_full_disk_gives_one_sentence_and_no_partial_file(
     room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints = saved(tmp_path, 1)
@@ -267,9 +265,7 @@ def test_code_in_an_entry_that_is_no_tensor_is_not_run(tmp_path: Path) -> None:
     assert mark.exists()
 
 
-def test_an_error_in_the_background_is_raised_once_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_background_error_is_raised_once_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: FileSystem, path: Path, mode: str) -> None:
         raise OSError(errno.EIO, "the disk is broken")
 

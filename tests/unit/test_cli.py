@@ -197,7 +197,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     [
         ("frain", "did you mean 'train'"),
         ("train gpt2/tyni", "did you mean 'gpt2/tiny'"),
-        ("train gpt2/tiny more", "'more' is no change: use section.field=value"),
+        ("train gpt2/tiny more", "'more' is not a change: use section.field=value"),
         ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
         ("train gpt2/tiny trian.steps=3 --resume", "did you mean 'train'"),
         ("train gpt2/tiny train.steps=ten", "train.steps is 'ten'"),

@@ -76,7 +76,7 @@ class FakeTrainer:
 SCORES = {"a/x": [100.0, 104.0, 98.0], "b/x": [90.0, 95.0, 88.0], "c/x": [99.0, 101.0, 99.0]}
 
 
-def test_every_recipe_is_trained_with_every_seed_and_the_files_are_written(tmp_path: Path) -> None:
+def test_each_recipe_trains_with_each_seed_and_writes_files(tmp_path: Path) -> None:
     trainer = FakeTrainer(SCORES)
     result = compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=2, show=False, train=trainer)
     assert [(r.name, r.train.seed) for r in trainer.trained] == [("a/x", 0), ("a/x", 1), ("b/x", 0), ("b/x", 1)]
@@ -113,7 +113,7 @@ def test_three_seeds_get_a_paired_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_a_perplexity_beyond_all_numbers_does_not_stop_the_comparison(tmp_path: Path, seeds: int) -> None:
+def test_infinite_perplexity_does_not_stop_the_comparison(tmp_path: Path, seeds: int) -> None:
     class Exploded(FakeTrainer):
         """A bound of 800 nats per token is finite, its perplexity is not."""
 
@@ -166,7 +166,7 @@ def test_accuracies_are_compared_in_points(tmp_path: Path, capsys: pytest.Captur
 # -- equal cost --------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_are_matched_to_the_first_recipes_and_nobody_stops_early(tmp_path: Path) -> None:
+def test_tokens_match_the_first_recipe_without_early_stopping(tmp_path: Path) -> None:
     trainer = FakeTrainer(SCORES)
     impatient = TrainConfig(epochs=3, early_stopping_patience=2)
     result = compare(
@@ -229,7 +229,7 @@ def test_flops_are_matched_through_the_models_own_count(tmp_path: Path, corpus: 
     assert trainer.trained[1].train.tokens == pytest.approx(6 * 4 * 63 * shorter, rel=0.03)
 
 
-def test_the_cost_counted_before_training_is_the_one_that_training_counts(tmp_path: Path, corpus: Path) -> None:
+def test_cost_before_training_equals_cost_of_training(tmp_path: Path, corpus: Path) -> None:
     """Of a model that draws how deep it is, once per step."""
     short = dataclasses.replace(_real("a/x", corpus), model=get_recipe("looped/tiny").model)
     result = train(short, tmp_path / "run", show=False)
@@ -274,7 +274,7 @@ def test_flops_a_token_follow_the_curriculum() -> None:
     assert flops_per_token(Model(), Plan(), 2) == pytest.approx(40)  # each micro-batch is a share of the step's tokens
 
 
-def test_models_of_different_sizes_are_refused_by_how_much_before_training(tmp_path: Path, corpus: Path) -> None:
+def test_models_of_different_sizes_are_refused(tmp_path: Path, corpus: Path) -> None:
     trainer = FakeTrainer(SCORES)
     recipes = [_real("a/x", corpus), _real("b/x", corpus, n_layer=3)]
     with pytest.raises(InputError, match=r"of b/x is \d+: a/x has 4\d\.\d% fewer"):
@@ -328,7 +328,7 @@ def test_no_seeds_are_refused(tmp_path: Path) -> None:
         compare([recipe("a/x"), recipe("b/x")], tmp_path, seeds=0, train=FakeTrainer(SCORES))
 
 
-def test_finished_runs_are_reused_when_seeds_or_recipes_are_added(tmp_path: Path) -> None:
+def test_finished_runs_are_reused_by_a_larger_comparison(tmp_path: Path) -> None:
     compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     trainer = FakeTrainer(SCORES)
     compare([recipe("a/x"), recipe("b/x"), recipe("c/x")], tmp_path, seeds=2, show=False, train=trainer)
@@ -344,9 +344,7 @@ def test_another_run_in_the_folder_is_found_before_training(tmp_path: Path) -> N
     assert trainer.trained == []
 
 
-def test_the_table_is_plain_and_aligned_where_there_is_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_is_plain_and_aligned_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=FakeTrainer(SCORES))
     assert capsys.readouterr().out == ""
     print_comparison(result)
@@ -412,7 +410,7 @@ def test_no_difference_has_p_one() -> None:
     assert paired_t_test([1.0, 2.0], [1.0, 2.0]).p == 1
 
 
-def test_the_paired_test_finds_a_true_difference_and_is_calibrated_without_one() -> None:
+def test_paired_test_finds_a_difference_and_is_calibrated() -> None:
     generator = random.Random(0)
 
     def p(shift: float) -> float:

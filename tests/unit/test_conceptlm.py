@@ -124,9 +124,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize(("backbone", "fields"), VARIANTS)
-def test_a_padded_batch_is_what_its_rows_are_in_plain_words_outputs_losses_and_gradients(
-    backbone: str, fields: dict[str, Any], left: bool
-) -> None:
+def test_padded_batch_equals_its_rows(backbone: str, fields: dict[str, Any], left: bool) -> None:
     model = made(backbone, **dict(fields))
     text = batch(ROWS, left)
     plain, hidden = plain_of(model), model.final_hidden_states(text)
@@ -173,9 +171,7 @@ def test_a_silent_start_of_the_plain_model_is_its_decoder() -> None:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize(("backbone", "depth"), [("gpt2", 0), ("gpt2", 2), ("gpt_neox", 1), ("llama", 1)])
-def test_cached_steps_are_the_full_pass_whatever_the_prompts_and_the_padding(
-    backbone: str, depth: int, left: bool, implementation: str
-) -> None:
+def test_cached_steps_equal_the_full_pass(backbone: str, depth: int, left: bool, implementation: str) -> None:
     model = made(backbone, insert_depth=depth)
     model.set_attn_implementation(implementation)
     rows = [[*row, *range(42, 57)] for row in ROWS]
@@ -194,7 +190,7 @@ def test_cached_steps_are_the_full_pass_whatever_the_prompts_and_the_padding(
         assert cache.get_seq_length() == ids.shape[1]
 
 
-def test_a_cache_without_padding_needs_no_mask_and_keeps_a_kth_of_the_keys() -> None:
+def test_cache_without_padding_needs_no_mask() -> None:
     model = made(insert_depth=1)
     ids = torch.randint(60, (3, 22), generator=torch.Generator().manual_seed(1))
     whole, cache = model(ids).logits, model.new_cache()
@@ -222,7 +218,7 @@ def test_a_cache_may_go_on_from_a_prompt_with_no_mask_at_all() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_no_token_reads_a_later_one_and_a_chunks_last_token_has_the_next_concept(backbone: str, depth: int) -> None:
+def test_no_token_reads_a_later_one(backbone: str, depth: int) -> None:
     model = made(backbone, insert_depth=depth)
     ids = torch.tensor([ROWS[0]])
     embedded = []
@@ -246,9 +242,7 @@ def test_no_token_reads_a_later_one_and_a_chunks_last_token_has_the_next_concept
     st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=3),
     st.lists(st.integers(0, 9), max_size=3),
 )
-def test_chunks_are_counted_in_a_rows_own_tokens_however_it_is_padded_and_cut(
-    size: int, rows: list[list[bool]], cuts: list[int]
-) -> None:
+def test_chunks_ignore_padding_and_cuts(size: int, rows: list[list[bool]], cuts: list[int]) -> None:
     real = torch.tensor(rows)
     tokens = torch.arange(1.0, 10)[None, :, None].expand(len(rows), -1, 1)
     held, seen, ended = None, torch.zeros(len(rows), dtype=torch.long), [[] for _ in rows]
@@ -271,7 +265,7 @@ def test_chunks_are_counted_in_a_rows_own_tokens_however_it_is_padded_and_cut(
 
 
 @pytest.mark.parametrize("rows", [[[5, 9, 2]], [[5], [6]], [[5, 9, 2, 7]], [[5, 9, 2, 7, 7, 1]]])
-def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(rows: list[list[int]]) -> None:
+def test_texts_without_a_next_concept_have_zero_loss(rows: list[list[int]]) -> None:
     model = made(insert_depth=0)
     output = model.training_loss(batch(rows) if len(rows[0]) > 1 else batch(rows) | {"labels": torch.tensor(rows)})
     assert output.metrics["ncp"] == output.metrics["code_ce"] == output.metrics["code_accuracy"] == 0
@@ -286,7 +280,7 @@ def test_texts_without_a_next_concept_have_a_loss_of_zero_and_whole_gradients(ro
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("rows", [ROWS, [ROWS[0], ROWS[0][::-1]]])
-def test_r2_is_the_share_of_the_concepts_variance_that_is_predicted(rows: list[list[int]], left: bool) -> None:
+def test_r2_is_the_predicted_share_of_concept_variance(rows: list[list[int]], left: bool) -> None:
     model = made(insert_depth=1)
     read = [plain_of(model).read(torch.tensor([row])) for row in rows]
     targets = torch.cat([reading.pooled[0, 1:] for reading in read]).double()
@@ -296,7 +290,7 @@ def test_r2_is_the_share_of_the_concepts_variance_that_is_predicted(rows: list[l
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_r2_is_1_if_concepts_are_right_0_if_they_are_the_mean_and_0_without_two_of_them() -> None:
+def test_r2_is_1_if_right_and_0_for_the_mean() -> None:
     targets = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
     def r2(pooled: Tensor, predicted: Tensor) -> float:
@@ -346,7 +340,7 @@ def test_a_detached_concept_is_not_trained_by_the_tokens() -> None:
         assert found["backbone.transformer.h.0.mlp.c_fc.weight"].any()
 
 
-def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
+def test_losses_train_only_their_parameters() -> None:
     text = batch(ROWS)
 
     def moved(name: str) -> set[str]:
@@ -363,7 +357,7 @@ def test_the_losses_reach_what_they_are_to_train_and_nothing_else() -> None:
     assert not any(name.startswith(("backbone.transformer.h.1", "backbone.transformer.ln_f")) for name in prediction)
 
 
-def test_only_unquantised_targets_and_detached_ones_are_regressed_to() -> None:
+def test_only_continuous_or_detached_targets_are_regressed_to() -> None:
     model = made(insert_depth=0)
     concepts = model.encode(torch.tensor([ROWS[0]])).concepts
     assert concepts is not None
@@ -419,7 +413,7 @@ LONG = [[*row, *range(42, 57)][:length] for row, length in zip(ROWS, (26, 19, 14
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("backbone", DECODERS)
-def test_any_decoder_of_such_layers_is_read_row_by_row_step_by_step_and_says_what_it_did(backbone: str) -> None:
+def test_any_supported_decoder_runs_by_rows_and_steps(backbone: str) -> None:
     """Windows of 5 columns too, and rotary positions by the kind of attention."""
     model = made(backbone, inner=DECODERS[backbone])
     for left in (True, False):
@@ -457,7 +451,7 @@ def test_padding_between_tokens_is_refused_if_a_window_counts_it() -> None:
             model(ids, attention_mask=mask)
 
 
-def test_a_decoder_whose_layers_do_something_else_by_themselves_is_refused() -> None:
+def test_unsupported_decoder_layers_are_refused() -> None:
     class Louder(LlamaModel):
         """Doubles what its layers read."""
 
@@ -483,7 +477,7 @@ def test_a_decoder_whose_layers_do_something_else_by_themselves_is_refused() -> 
 
 
 @pytest.mark.parametrize("backbone", ["mistral", "qwen2", "qwen3"])
-def test_every_known_decoder_has_its_layers_where_they_are_looked_for(backbone: str) -> None:
+def test_each_known_decoder_has_its_layers_at_their_place(backbone: str) -> None:
     inner = {"sliding_window": None} if backbone == "mistral" else {}
     model = made(backbone, inner=inner | {"num_key_value_heads": 2})
     text = batch(ROWS, left=True)
@@ -493,7 +487,7 @@ def test_every_known_decoder_has_its_layers_where_they_are_looked_for(backbone: 
         torch.testing.assert_close(hidden[i, text["attention_mask"][i].bool()], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted() -> None:
+def test_trace_has_concepts_with_tokens_codes_and_predictions() -> None:
     model = made(insert_depth=0)
     ids, mask = padded(ROWS, left=True)
     traces = model(ids, attention_mask=mask, output_thoughts=True).thoughts
@@ -514,7 +508,7 @@ def test_a_trace_holds_each_concept_with_its_tokens_codes_and_what_was_predicted
     assert traces[3].scores["concept_error"][:6].isnan().all()
 
 
-def test_learned_codes_move_one_by_one_and_mapped_codes_all_at_once() -> None:
+def test_learned_codes_move_singly_and_mapped_codes_together() -> None:
     def moved(kind: str) -> Tensor:
         model = made(codebook=kind, num_codes=16)
         assert model.codebook is not None
@@ -647,7 +641,7 @@ def test_a_decoder_of_other_layers_is_refused_by_name(config_class: Any, backbon
         AutoModelForCausalLM.from_config(config_class(backbone=inner, vocab_size=60))
 
 
-def test_a_saved_config_into_which_a_tool_wrote_what_follows_from_others_opens(tmp_path: Path) -> None:
+def test_config_with_derived_fields_from_a_tool_opens(tmp_path: Path) -> None:
     made().save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 2048, "is_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(fields))
@@ -661,7 +655,7 @@ def test_a_saved_config_into_which_a_tool_wrote_what_follows_from_others_opens(t
 def test_what_a_pass_cannot_read_is_refused() -> None:
     model = made()
     ids = torch.tensor([ROWS[0]])
-    with pytest.raises(InputError, match=r"inputs_embeds is set: .* pass input_ids alone"):
+    with pytest.raises(InputError, match=r"inputs_embeds is set: .* pass only input_ids"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(InputError, match=r"(cache|past_key_values) is a ThoughtCache: .* needs a ConceptCache"):
         model(ids, past_key_values=ThoughtCache(3))
@@ -698,9 +692,7 @@ def test_concept_layers_grow_as_copies_of_the_bases_first_two(backbone: str, tok
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_a_silent_start_says_exactly_what_the_base_says_and_then_learns_to_speak(
-    backbone: str, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_silent_start_equals_the_base_and_then_learns(backbone: str, tokenizer: Any, tmp_path: Path) -> None:
     base = saved_base(backbone, tokenizer, tmp_path / "base")
     grow(str(base), "conceptlm", tmp_path / "grown", silent_start=True)
     model, _ = load_model(tmp_path / "grown")
@@ -725,7 +717,7 @@ def mtp(backbone: str = "gpt2", **fields: Any) -> MTPForCausalLM:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_multi_token_prediction_is_the_backbone_and_heads_that_look_further(backbone: str) -> None:
+def test_multi_token_prediction_adds_heads_to_the_backbone(backbone: str) -> None:
     model = mtp(backbone, num_future_tokens=3)
     text = batch(ROWS[:1])
     ids, body = text["input_ids"], model.backbone.base_model
@@ -780,7 +772,7 @@ def test_no_head_predicts_from_padding_wherever_it_stands() -> None:
 
 
 @pytest.mark.parametrize("length", range(1, 6))
-def test_rows_shorter_than_what_is_looked_ahead_have_losses_and_scores_of_their_own_length(length: int) -> None:
+def test_rows_shorter_than_the_look_ahead_have_own_losses(length: int) -> None:
     model, ids = mtp(num_future_tokens=6), torch.tensor([ROWS[0][:length]] * 2)
     output = model.training_loss({"input_ids": ids, "labels": ids})
     assert [float(output.metrics[f"mtp.{n}"]) > 0 for n in range(2, 7)] == [n < length for n in range(2, 7)]
@@ -811,7 +803,7 @@ def empty(name: str) -> Any:
         return as_model(AutoModelForCausalLM.from_config(config))
 
 
-def test_two_concept_layers_instead_of_two_of_34_token_layers_save_nearly_the_papers_469_percent() -> None:
+def test_two_concept_layers_save_nearly_47_percent() -> None:
     # Llama's layers have wider MLPs and fewer key heads than appendix C counts; it does not count heads and codes.
     ids = {"input_ids": torch.zeros(1, 8192, dtype=torch.long)}
     ours, pm = empty("conceptlm/table3-llama-8b"), empty("conceptlm/table3-llama-8b-pm")
@@ -824,7 +816,7 @@ def test_two_concept_layers_instead_of_two_of_34_token_layers_save_nearly_the_pa
 
 
 @pytest.mark.parametrize(("size", "share"), [("124m", 0.0057), ("355m", 0.0035), ("774m", 0.0024), ("1.5b", 0.0018)])
-def test_two_token_layers_match_two_concept_layers_but_for_heads_and_codebook(size: str, share: float) -> None:
+def test_two_token_layers_match_two_concept_layers_in_size(size: str, share: float) -> None:
     ours, matched = (empty(f"conceptlm/table1-gpt2-{size}{suffix}") for suffix in ("", "-pm"))
     total, of_matched = (sum(p.numel() for p in model.parameters()) for model in (ours, matched))
     left_out = sum(p.numel() for part in (ours.heads, ours.codebook) for p in part.parameters())

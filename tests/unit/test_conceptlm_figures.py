@@ -133,7 +133,7 @@ def test_shares_are_what_the_largest_decoders_perplexity_needs(tmp_path: Path) -
     assert written["parameters"]["share"] == pytest.approx(size / 100)
 
 
-def test_a_perplexity_that_is_not_reached_has_no_share_and_runs_that_do_not_compare_are_refused(tmp_path: Path) -> None:
+def test_incomparable_runs_and_missing_perplexity_are_refused(tmp_path: Path) -> None:
     plain = finished(tmp_path, "plain", "gpt2", 10, [9, 3])
     own = finished(tmp_path, "own", "conceptlm", 11, [9, 4])
     written = draw("shares", plain, own, out=tmp_path / "shares.svg")
@@ -159,7 +159,7 @@ def nearest(plain: ConceptLM, vectors: Tensor) -> list[list[int]]:
     return plain.codebook.nearest(vectors)[0].tolist()
 
 
-def test_concepts_are_those_of_the_text_and_of_each_validation_row_read_alone(model: Path, tmp_path: Path) -> None:
+def test_concepts_of_a_validation_row_equal_its_own(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "concepts.svg"
     written = draw("concepts", model, out=out, text=TEXT)
     opened = load(model).scored_by(batch_size=1)

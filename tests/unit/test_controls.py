@@ -44,7 +44,7 @@ def made(name: str, corpus: Path, control: str | None) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_THOUGHTS)
-def test_each_control_changes_training_and_scores_and_nothing_of_the_cost(name: str, corpus: Path) -> None:
+def test_controls_change_training_and_scores_but_not_cost(name: str, corpus: Path) -> None:
     losses, scores, costs = [], [], []
     for control in (None, *CONTROLS):
         model, batch = made(name, corpus, control)

@@ -52,7 +52,7 @@ def validation(step: int, perplexity: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("clocked", [True, False])
-def test_gates_are_drawn_over_sentence_steps_or_tokens_up_to_the_end(tmp_path: Path, clocked: bool) -> None:
+def test_gate_curves_cover_sentence_steps_or_tokens(tmp_path: Path, clocked: bool) -> None:
     def record(step: int) -> dict[str, Any]:
         clock = {"sentence_steps": 30 * step} if clocked else {}
         gates = {"memory_gate.1": 1 - step / 100, "memory_gate.11": 1 + step / 100}
@@ -207,7 +207,7 @@ def test_ticks_of_close_values_have_all_their_digits(tmp_path: Path) -> None:
         assert len(ticks(name)) == len({*ticks(name)}) > 2, name
 
 
-def test_learning_curves_leave_out_what_is_minimised_besides_the_next_token(tmp_path: Path) -> None:
+def test_learning_curves_show_only_the_next_token_loss(tmp_path: Path) -> None:
     path = result(tmp_path, "conceptlm/a", 100)
     content = json.loads(path.read_text())
     content["curve"][0]["ntp"], content["curve"][1]["ntp"] = 5.0, 4.0

@@ -38,7 +38,7 @@ def test_many_prompts_give_what_each_gives_alone(model: LanguageModel, tokenizer
     assert len(set(together)) == len(PROMPTS)
 
 
-def test_the_same_seed_samples_the_same_text_and_leaves_other_randomness_alone(
+def test_sampling_is_seeded_and_keeps_global_randomness(
     model: LanguageModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     def sample(seed: int) -> list[str]:
@@ -99,7 +99,7 @@ def test_pieces_of_a_stream_make_the_whole_text(model: LanguageModel, tokenizer:
     assert len(pieces) > 1
 
 
-def test_the_space_after_a_prompt_is_kept_if_a_tokenizer_drops_those_of_texts() -> None:
+def test_space_after_a_prompt_survives_the_tokenizer() -> None:
     tokenizer = metaspace_tokenizer()
     plain = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=64))
     only = {

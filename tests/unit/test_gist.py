@@ -52,7 +52,7 @@ def test_a_token_sees_its_sentence_and_the_ends_of_earlier_ones() -> None:
     assert torch.equal(gist_mask(ends, None, 8)[0, 0, 2:, 1:], expected[2:, 1:])
 
 
-def test_one_layer_carries_nothing_of_a_sentence_into_the_next_and_two_do() -> None:
+def test_one_layer_carries_nothing_between_sentences() -> None:
     """The first layer's keys and values at an EOS are the marker's own; from the second on they hold its sentence."""
     changed = IDS.clone()
     changed[0, 1] = 20
@@ -64,7 +64,7 @@ def test_one_layer_carries_nothing_of_a_sentence_into_the_next_and_two_do() -> N
         assert torch.equal(before[4:], after[4:]) == (layers == 1)
 
 
-def test_an_earlier_sentence_acts_through_the_states_at_its_end_alone() -> None:
+def test_earlier_sentences_act_only_through_their_end_states() -> None:
     model = build(layers=3)
     changed = IDS.clone()
     changed[0, 2] = 20

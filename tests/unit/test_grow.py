@@ -84,7 +84,7 @@ def test_the_recipe_of_a_grown_model_fits_its_context(tokenizer: Any, family: st
         check_context(load_model(tmp_path / f"grown-{context}")[0].config, recipe)
 
 
-def test_markers_of_latents_start_as_the_beginning_of_a_calculation(base: Path, tmp_path: Path) -> None:
+def test_latent_markers_start_as_the_start_of_a_calculation(base: Path, tmp_path: Path) -> None:
     grow(str(base), "coconut", tmp_path / "grown")
     model, tokenizer = load_model(tmp_path / "grown")
     pieces = tokenizer("<<", add_special_tokens=False)["input_ids"]
@@ -174,7 +174,7 @@ def test_a_base_that_reads_the_same_weights_otherwise_is_refused(field: str, tok
         start_from(model, marked, str(tmp_path / "other"))
 
 
-def test_an_untied_head_is_no_start_of_a_tied_one_but_the_other_way_round(tokenizer: Any, tmp_path: Path) -> None:
+def test_untied_head_cannot_start_a_tied_one(tokenizer: Any, tmp_path: Path) -> None:
     for name, tied in (("tied", True), ("untied", False)):
         config = gpt2(len(tokenizer)).config
         config.tie_word_embeddings = tied
@@ -206,7 +206,7 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.mode == "agclr"
 
 
-def test_the_command_grows_a_model_that_predicts_what_its_base_does(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_grow_command_keeps_the_base_predictions(base: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--family", "conceptlm", "--silent-start", "--config", "insert_depth=0", "--out", str(tmp_path / "out")]
     assert main(["grow", str(base), *words]) == 0
     grown, plain = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (tmp_path / "out", base))

@@ -107,9 +107,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
-    variant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thoughts_losses_and_gradients_equal_the_plain_form(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In double precision, so that what is left is rounding: of rotary tables and of the loss's weights."""
     made, ids = model(**VARIANTS[variant]).double(), text()
     monkeypatch.setattr("mentalese.families.latent_thought.model.shared_seed", lambda: 7)
@@ -127,7 +125,7 @@ def test_thoughts_losses_and_gradients_are_those_of_the_plain_form(
 
 
 @pytest.mark.parametrize("fields", [{}, {"shared_latents": True, "num_latents": 5}, {"window_size": 64}], ids=str)
-def test_an_encoders_posterior_loss_and_gradients_are_those_of_the_plain_form(
+def test_encoder_posterior_and_gradients_equal_the_plain_form(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, ids = model(**VAE | fields).double(), text()
@@ -329,7 +327,7 @@ def test_the_fitted_draw_scores_the_noise_of_inference(noise: str) -> None:
     assert "fitted-draw" not in model(**VAE).estimators
 
 
-def test_inference_raises_the_bound_and_more_steps_raise_it_further() -> None:
+def test_inference_raises_the_bound_with_more_steps() -> None:
     made, data = model(), batch(text(rows=8))
     scores = [made.token_nll(data, fast_steps=steps).mean().item() for steps in (1, 8, 32)]
     assert scores[0] > scores[1] > scores[2]
@@ -417,7 +415,7 @@ def test_a_bound_is_under_noise_that_was_not_fitted() -> None:
     assert nll.mean() > fitted + 1e-3
 
 
-def test_a_continuation_is_scored_under_thoughts_of_its_context_alone() -> None:
+def test_continuation_is_scored_under_thoughts_of_its_context() -> None:
     made, ids, mask = model(), text(rows=3), padded(text(rows=3))
     data = batch(ids, mask)
     data["labels"] = data["labels"].index_fill(1, torch.arange(30), -100)
@@ -484,7 +482,7 @@ def test_a_phase_anneals_the_divergence_of_a_vae_alone() -> None:
 # ---------------------------------------------------------------------------------------------------- thoughts outside
 
 
-def test_without_thoughts_forward_takes_the_prior_mean_and_says_so() -> None:
+def test_forward_without_thoughts_uses_the_prior_mean() -> None:
     made, ids = model(), text()
     z = torch.randn(2, 6, 16)
     assert made(ids).z_given is False
@@ -516,7 +514,7 @@ def test_a_text_read_in_pieces_is_the_text(pieces: list[int], given: bool) -> No
     assert cache.state["k.0"].shape[2] == made.config.window_size
 
 
-def test_generation_goes_on_under_thoughts_inferred_from_the_prompts() -> None:
+def test_generation_uses_thoughts_inferred_from_prompts() -> None:
     made, ids = model(), text(length=12)
     options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
     z = infer(made, batch(ids)).sample()
@@ -712,7 +710,7 @@ def test_inference_works_under_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, VAE], ids=["", "VAE"])
-def test_half_precision_weights_keep_thoughts_in_single_precision(fields: dict[str, Any]) -> None:
+def test_half_precision_weights_keep_single_precision_thoughts(fields: dict[str, Any]) -> None:
     made, data = model(**fields), batch(text())
     expected = made.token_nll(data).mean().item()
     made.bfloat16()
@@ -743,7 +741,7 @@ def test_a_trace_shows_thoughts_and_how_they_were_found() -> None:
     assert [*trace.curves] == ["kl_by_layer"]
 
 
-def test_a_trace_says_what_comes_back_from_the_thoughts_of_the_first_layers() -> None:
+def test_trace_shows_the_text_from_early_layers() -> None:
     made, ids = model(tie_word_embeddings=False), text(rows=3)
     given = 5 * torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0))
     traces = made(ids, attention_mask=padded(ids), z=given, output_thoughts=True).thoughts
@@ -868,7 +866,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
     with pytest.raises(InputError, match="attention_mask is"):
         made(ids, attention_mask=torch.ones(2, 3))
-    with pytest.raises(InputError, match="pass input_ids alone"):
+    with pytest.raises(InputError, match="pass only input_ids"):
         made(inputs_embeds=torch.zeros(2, 3, 16))
     with pytest.raises(InputError, match="input_ids is None"):
         made.generate()
@@ -949,7 +947,7 @@ def test_every_recipe_is_a_model_that_can_be() -> None:
         assert recipe.evaluation.stride == length - 1, "blocks do not overlap"
 
 
-def test_weights_and_streams_get_gradients_of_the_fast_steps_alone() -> None:
+def test_only_fast_steps_give_gradients_to_weights_and_streams() -> None:
     made, ids = model(), text()
     x, packed = made.read(ids)
     weights = list(made.parameters())
@@ -984,7 +982,7 @@ def test_sharded_weights_stay_gathered_through_the_fast_steps(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # the compiler's own, while it loads
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("slow_grad", ["final", "accumulate"])
-def test_a_compiled_fast_step_is_one_graph_with_gradients_of_thoughts_alone_and_equals_the_eager_one(
+def test_compiled_fast_step_is_one_graph_and_equals_eager(
     slow_grad: str,
 ) -> None:
     torch._dynamo.reset()

@@ -144,7 +144,7 @@ def reconstruct(model: Any, ids: Tensor) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @pytest.mark.slow
-def test_accuracies_are_those_of_each_text_decoded_alone_with_the_thoughts_of_its_first_layers(
+def test_early_layer_accuracy_matches_separate_decoding(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *texts, _ = rows(run)
@@ -207,7 +207,7 @@ def test_a_word_is_right_where_all_its_tokens_are(run: Path, tmp_path: Path, mon
 # -- fast steps --------------------------------------------------------------------------------------------------------
 
 
-def test_curves_are_the_inference_of_each_row_far_beyond_training(run: Path, tmp_path: Path) -> None:
+def test_curves_equal_the_inference_of_each_row(run: Path, tmp_path: Path) -> None:
     written = draw("inference", run, out=tmp_path / "inference.svg")
     model, _ = load_model(run)
     steps = 4 * 2

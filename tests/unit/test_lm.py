@@ -113,7 +113,7 @@ class ByLabel(Bigram):
 # -- scores --------------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_plain_model_score_is_its_log_softmax(tokenizer: PreTrainedTokenizerFast) -> None:
     model, *read = build("gpt2/tiny", tokenizer)
     found = reader(model, tokenizer, *read, batch_size=3).loglikelihood([request(*pair) for pair in PAIRS])
     for (context, continuation), (log_likelihood, greedy) in zip(PAIRS, found):
@@ -124,7 +124,7 @@ def test_a_plain_models_score_is_the_log_softmax_of_its_own_logits(tokenizer: Pr
         assert greedy == bool((scores.argmax(-1) == labels).all())
 
 
-def test_a_model_of_sentences_reads_context_and_continuation_between_markers(
+def test_sentence_model_reads_context_between_markers(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     model, *read = build("thought_gestalt/tiny", tokenizer)
@@ -150,9 +150,7 @@ def test_a_text_is_as_likely_as_its_beginning_and_then_the_rest(lm: MentaleseLM)
 
 
 @pytest.mark.parametrize("layout", [SentenceStreams(), Marked()])
-def test_choices_have_the_same_context_and_pay_for_the_ends_of_their_sentences(
-    layout: Layout, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_choices_share_a_context_and_pay_for_sentence_ends(layout: Layout, tokenizer: PreTrainedTokenizerFast) -> None:
     """A sentence over the cap is cut after a comma, but not in the context because of what follows it."""
     context, data = "One. Red, blue green", DataConfig(max_sentence_tokens=18)
     lm = reader(ByLabel(tokenizer), tokenizer, data, layout)
@@ -170,7 +168,7 @@ def test_choices_have_the_same_context_and_pay_for_the_ends_of_their_sentences(
     assert scores[1].nll == pytest.approx(sum(letters) + 2 * end)
 
 
-def test_a_choice_is_not_read_before_it_is_scored_if_streams_are_chosen_causally(
+def test_causal_streams_score_a_choice_without_reading_it(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     """A text's score is that of its beginning and then the rest; block-wise the rest moves streams of the beginning."""
@@ -202,7 +200,7 @@ def test_scores_depend_neither_on_the_batch_nor_on_the_order(lm: MentaleseLM) ->
     assert lm.model.training
 
 
-def test_greedy_means_that_every_token_of_the_continuation_is_the_likeliest(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_greedy_requires_the_likeliest_token_throughout(tokenizer: PreTrainedTokenizerFast) -> None:
     model = Bigram(tokenizer)
     likeliest = model.greedy(tokenizer, "One", 6)
     worse = ["#" + likeliest[1:], likeliest[:3] + "#" + likeliest[4:], likeliest[:5] + "#"]
@@ -221,7 +219,7 @@ def test_a_token_that_spans_context_and_continuation_is_scored() -> None:
     assert [score.tokens for score in lm.score([("xa", "b"), ("x", "ab"), ("xab", "é"), ("é", "ab")])] == [1, 1, 2, 1]
 
 
-def test_texts_above_the_context_are_scored_in_windows_each_token_once(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_long_texts_are_scored_in_windows_once_per_token(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "the quick brown fox jumps over the lazy dog"
     pairs = [(text[:cut], text[cut:]) for cut in (0, 3, 20, 41)]
     whole = reader(Bigram(tokenizer), tokenizer).score(pairs, greedy=True)
@@ -238,9 +236,7 @@ def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
 
 
 @pytest.mark.parametrize("length", [10, 31, 32, 62, 80])
-def test_a_rolling_score_of_a_long_text_is_that_of_lm_evals_windows(
-    length: int, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_rolling_score_of_a_long_text_equals_lm_eval(length: int, tokenizer: PreTrainedTokenizerFast) -> None:
     model, *read = build("gpt2/tiny", tokenizer)
     text = "the quick brown fox jumps over the lazy dog, and then it sleeps until the sun has gone"[:length]
     ids, beginning = tokenizer(text)["input_ids"], special_token_ids(tokenizer)["eos_token_id"]
@@ -277,7 +273,7 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     assert lm.unfinished == cut + 3
 
 
-def test_the_protocol_says_how_the_model_scores_and_what_it_reads(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_protocol_names_the_scoring_and_the_tokens_read(tokenizer: PreTrainedTokenizerFast) -> None:
     class ByBlock(Bigram):
         estimators = ("block", "prefix-dynamic")
 
@@ -544,7 +540,7 @@ def test_a_hub_task_is_asked_by_its_own_name(
         zero_shot(lm, read_questions("hub:race", EvaluationOptions()))
 
 
-def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
+def test_hub_tasks_have_examples_unless_the_task_forbids_them(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     task = {"tag": "both", "dataset_path": "somewhere", "test_split": "test", "output_type": "multiple_choice"}
@@ -579,7 +575,7 @@ def test_hub_tasks_are_asked_after_examples_but_not_those_that_never_are(
         read_tasks(EvaluationOptions(tasks=("piqa",), task_files=tmp_path, shots=5))
 
 
-def test_a_group_of_hub_tasks_has_its_mean_and_its_parts_a_tag_the_parts(
+def test_group_has_a_mean_and_parts_while_a_tag_has_parts(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     task = {"tag": "both", "dataset_path": "somewhere", "test_split": "test", "output_type": "multiple_choice"}
@@ -643,7 +639,7 @@ def test_zero_shot_figures_are_those_of_one_question_at_a_time(
 
 
 @pytest.mark.parametrize("recipe", ["gpt2/tiny", "conceptlm/tiny"])
-def test_a_word_perplexity_of_wikitext_is_the_perplexity_of_its_running_text_in_words(
+def test_wikitext_word_perplexity_uses_its_running_text(
     recipe: str, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> None:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer

@@ -97,7 +97,7 @@ def batch(recipe: Recipe) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("family", ["coconut", "conceptlm", None])
-def test_a_grown_model_trains_adapters_new_rows_and_new_parts_alone(
+def test_grown_model_trains_only_adapters_rows_and_new_parts(
     family: str | None, any_base: Path, corpus: Path, tmp_path: Path
 ) -> None:
     asked = recipe(corpus, any_base, tmp_path, family, checkpoint_every=4)
@@ -125,7 +125,7 @@ def test_a_grown_model_trains_adapters_new_rows_and_new_parts_alone(
 
 
 @pytest.mark.parametrize("family", ["coconut", "conceptlm", None])
-def test_the_adapter_opens_by_peft_and_says_what_the_merged_model_and_the_checkpoint_say(
+def test_adapter_opens_in_peft_and_equals_the_merged_model(
     family: str | None, any_base: Path, corpus: Path, tmp_path: Path
 ) -> None:
     asked = recipe(corpus, any_base, tmp_path, family, checkpoint_every=4, eval_every=4)
@@ -174,9 +174,7 @@ def test_until_they_are_trained_adapters_change_nothing(base: Path, corpus: Path
 
 
 @pytest.mark.parametrize("family", ["coconut", "conceptlm"])
-def test_a_resumed_run_has_the_weights_of_one_that_was_never_stopped(
-    family: str, base: Path, corpus: Path, tmp_path: Path
-) -> None:
+def test_resumed_run_has_the_weights_of_a_whole_run(family: str, base: Path, corpus: Path, tmp_path: Path) -> None:
     asked = recipe(corpus, base, tmp_path, family, checkpoint_every=2, keep_checkpoints=9)
     train(asked, tmp_path / "whole", show=False)
     stopped = tmp_path / "stopped"

@@ -47,7 +47,7 @@ def test_loss_and_gradients_are_those_of_the_plain_form(n: int, chunk: int, igno
     torch.testing.assert_close(nll, reference, atol=1e-5, rtol=1e-6)
 
 
-def test_a_device_takes_as_many_rows_at_once_as_its_memory_has_room_for() -> None:
+def test_rows_at_once_fit_the_memory_of_the_device() -> None:
     inputs = problem(1500)
     expected, device = linear_cross_entropy_reference(**inputs), PretendedDevice()
     with device:
@@ -95,7 +95,7 @@ def test_logits_beyond_exp_stay_finite() -> None:
     assert all(grad.isfinite().all() for grad in gradients(loss, inputs))
 
 
-def test_a_frozen_head_costs_two_products_instead_of_three_and_no_grad_one() -> None:
+def test_frozen_head_costs_two_products_and_no_grad_one() -> None:
     inputs = problem()
     product = 2 * 37 * 8 * 23
 
@@ -143,7 +143,7 @@ class Scaled(nn.Module):
         return 2.0 * hidden @ self.weight.T
 
 
-def test_a_head_that_is_more_than_its_matrix_is_called_a_chunk_at_a_time() -> None:
+def test_complex_head_is_called_in_chunks() -> None:
     inputs = problem()
     head, targets = Scaled(inputs["weight"]), inputs["targets"]
     rest = {"targets": targets, "target_weights": inputs["target_weights"]}

@@ -154,7 +154,7 @@ def test_scores_add_up_to_the_bound(objective: str) -> None:
 
 @pytest.mark.parametrize("noise_schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_training_loss_is_the_bound_on_average_whatever_the_schedule(objective: str, noise_schedule: str) -> None:
+def test_training_loss_averages_to_the_bound(objective: str, noise_schedule: str) -> None:
     model, rows = build(objective, vocab_size=4, noise_schedule=noise_schedule), tokens(4, 3, 4)
     found = []
     for seed in range(400):
@@ -169,7 +169,7 @@ def test_the_training_loss_is_the_bound_on_average_whatever_the_schedule(objecti
 
 
 @torch.no_grad()
-def test_a_bound_without_time_is_the_mean_over_all_orders_of_saying_the_words() -> None:
+def test_timeless_bound_is_the_mean_over_all_orders() -> None:
     model, row = build(vocab_size=5), tokens(1, 4, 5)[0]
     orders = []
     for order in itertools.permutations(range(1, 4)):
@@ -184,7 +184,7 @@ def test_a_bound_without_time_is_the_mean_over_all_orders_of_saying_the_words() 
     assert mean > likelihood + 1e-3
 
 
-def test_score_entropy_is_cross_entropy_and_what_scores_are_off_from_one() -> None:
+def test_score_entropy_is_cross_entropy_plus_score_error() -> None:
     logits, targets = torch.randn(6, 9), torch.randint(0, 9, (6,))
     scores = logits.exp() / 9
     expected = -scores.gather(-1, targets[:, None])[:, 0].log() + scores.sum(-1) - 1
@@ -196,7 +196,7 @@ def test_score_entropy_is_cross_entropy_and_what_scores_are_off_from_one() -> No
     assert score_entropy(logits, torch.full((6,), IGNORED)).eq(0).all()
 
 
-def test_schedules_rise_from_no_masks_to_all_and_weigh_by_their_slope() -> None:
+def test_schedules_rise_from_no_masks_to_all() -> None:
     t = torch.linspace(0.01, 0.99, 50, dtype=torch.float64).requires_grad_()
     for kind in ("linear", "cosine"):
         p, weight = schedule(kind, t)
@@ -206,7 +206,7 @@ def test_schedules_rise_from_no_masks_to_all_and_weigh_by_their_slope() -> None:
         torch.testing.assert_close(ends, torch.tensor([0.0, 1.0]))
 
 
-def test_times_lie_one_in_each_part_and_two_ranks_have_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_stratified_and_independent_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = training_times(6, 12345, torch.device("cpu"))
     assert sorted((alone * 6).int().tolist()) == list(range(6))
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -296,7 +296,7 @@ def test_the_loss_of_given_labels_is_of_those_behind_masks() -> None:
     torch.testing.assert_close(output.loss, expected)
 
 
-def test_a_continuation_is_greedy_where_each_of_its_tokens_is_the_likeliest_behind_masks(tokenizer: Any) -> None:
+def test_greedy_continuation_is_likeliest_behind_masks(tokenizer: Any) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install '.[tasks]'")
     from mentalese.evaluation.harness import MentaleseLM
 
@@ -340,7 +340,7 @@ def test_a_left_padded_prompt_gives_what_it_gives_alone(objective: str, do_sampl
     assert len(together.unique(dim=0)) == 3, "a model that repeats itself proves nothing"
 
 
-def test_seeds_and_equal_prompts_give_other_texts_and_greedy_texts_do_not_change() -> None:
+def test_seeds_vary_texts_and_greedy_texts_do_not_vary() -> None:
     model, prompts = build(), tokens(1, 4).expand(6, 4)
     texts = sample(model, prompts)
     assert len(texts.unique(dim=0)) == 6
@@ -417,7 +417,7 @@ def with_holes() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "options", [{}, {"do_sample": False}, {"max_new_tokens": 4, "min_new_tokens": 4}, {"num_steps": 2}]
 )
-def test_masks_in_a_prompt_are_filled_in_place_and_what_is_given_stays(objective: str, options: dict[str, Any]) -> None:
+def test_masks_in_a_prompt_are_filled_in_place(objective: str, options: dict[str, Any]) -> None:
     model, (prompts, mask) = build(objective), with_holes()
     filled = fill(model, prompts, attention_mask=mask, **options)
     given = prompts != model.config.mask_token_id
@@ -452,7 +452,7 @@ def chain(model: MaskedDiffusionLM) -> Tensor:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("steps", [1, 5, 200])
-def test_what_is_filled_in_has_the_distribution_that_both_sides_leave(objective: str, steps: int) -> None:
+def test_filled_masks_follow_the_distribution_of_both_sides(objective: str, steps: int) -> None:
     """Of two masks that fall at one step each is blind to the other; at steps of their own they are drawn exactly."""
     model, rows = build(objective, vocab_size=3), 3000
     moves = chain(model)
@@ -491,7 +491,7 @@ def test_a_prompt_of_text_says_where_tokens_are_missing(tokenizer: Any) -> None:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_streamed_text_is_the_text_and_ends_when_nobody_reads_on(tokenizer: Any) -> None:
+def test_streamed_text_equals_the_text_and_can_be_stopped(tokenizer: Any) -> None:
     model = build(vocab_size=len(tokenizer))
     options: dict[str, Any] = {"max_new_tokens": 12, "seed": 3, "do_sample": True, "top_p": 0.9}
     (whole,) = generate_text(opened(model, tokenizer), ["A son"], **options)
@@ -552,7 +552,7 @@ def test_a_cache_and_unknown_ways_to_score_are_refused() -> None:
 
 @pytest.mark.parametrize("size", ["tiny", "openstax"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_small_runs_differ_from_their_autoregressive_twin_in_the_model_alone(objective: str, size: str) -> None:
+def test_small_runs_differ_from_their_twin_only_in_the_model(objective: str, size: str) -> None:
     recipe = get_recipe(f"{objective}/{size}")
     assert recipe.baseline == f"latent_thought/{size}-ar"
     twin = get_recipe(recipe.baseline)

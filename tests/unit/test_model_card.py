@@ -95,7 +95,7 @@ def test_its_code_opens_the_model(run: Path, monkeypatch: pytest.MonkeyPatch) ->
         exec(code.replace("hub:NAME", str(run / "model")).replace("NAME", str(run / "model")), {})
 
 
-def test_a_run_that_is_not_over_says_that_the_test_split_is_not_scored(
+def test_unfinished_run_states_that_its_test_is_not_scored(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mentalese.training.loop import Run
@@ -233,7 +233,7 @@ def test_the_best_model_is_not_pushed_in_a_checkpoints_place(run: Path, hub: Hub
 
 
 @pytest.mark.parametrize(("file", "says"), [("README.md", "has no card, write"), ("model.safetensors", "has changed")])
-def test_a_model_without_card_or_with_other_weights_is_not_pushed(
+def test_model_without_card_or_with_other_weights_is_refused(
     file: str, says: str, run: Path, hub: Hub, tmp_path: Path, capsys: Any
 ) -> None:
     shutil.copytree(run / "model", tmp_path / "model")

@@ -85,7 +85,7 @@ def test_an_issue_form_asks_for_what_is_needed(form: str) -> None:
     assert any(field.get("validations", {}).get("required") for field in found["body"])
 
 
-def test_published_results_name_no_folder_of_the_machine_that_made_them() -> None:
+def test_published_results_name_no_local_folder() -> None:
     published = [path for folder in ("results", "models") for path in (ROOT / folder).rglob("*")]
     texts = [path for path in published if path.suffix in (".json", ".html", ".svg", ".md", ".jsonl")]
     assert len(texts) > 50

@@ -70,7 +70,7 @@ def test_other_tokens_are_refused() -> None:
         compare_scores(nothing, nothing, SPLIT)
 
 
-def test_the_bootstrap_covers_what_the_normal_approximation_does_and_is_seeded() -> None:
+def test_bootstrap_is_seeded_and_covers_like_the_normal() -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(3.0, 2.0, size=(400, 1))
     interval = bootstrap_ratio(values, np.ones_like(values))
@@ -133,7 +133,7 @@ def both(saved: dict[str, str]) -> tuple[Saved, Saved]:
     return load(saved["marked"], "cpu"), load(saved["packed"], "cpu")
 
 
-def test_saved_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
+def test_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
     source = f"file:{corpus}"
     marked, packed = both(saved)
     result = paired.run(marked, packed, TextOptions(source=source))
@@ -146,7 +146,7 @@ def test_saved_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[
         paired.run(marked, packed, TextOptions(source=source, split="dev"))  # type: ignore[arg-type]
 
 
-def test_the_last_row_of_positions_says_that_it_has_all_later_ones(
+def test_last_row_of_positions_states_its_open_end(
     saved: dict[str, str], corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["diff", saved["marked"], saved["packed"], "--data", f"file:{corpus}"]) == 0

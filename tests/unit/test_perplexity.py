@@ -136,7 +136,7 @@ def test_all_tokens_also_counts_the_documents_ends(split: Split, tokenizer: PreT
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bits_a_byte_with_ends_pay_for_ends_of_sentences_and_documents(kind: str) -> None:
+def test_bits_with_ends_include_sentence_and_document_ends(kind: str) -> None:
     """The rest of the figures is the text's alone, with whichever tokens the protocol counts."""
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
     lexical, everything = (score(ByToken(), split, MARKERS, layout_of(kind, 16), tokens=t) for t in ("lexical", "all"))
@@ -153,9 +153,7 @@ def test_bits_a_byte_with_ends_pay_for_ends_of_sentences_and_documents(kind: str
     assert lexical.bits_per_byte < bits
 
 
-def test_what_is_no_likelihood_of_one_pass_has_no_bits_a_byte_with_ends(
-    split: Split, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_bounds_have_no_bits_with_ends(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
     """A bound is of all that is asked for at once: with the ends it would be another bound."""
     assert score(Bound(2), split, tokenizer).bits_per_byte_with_ends is None
 
@@ -205,9 +203,7 @@ def test_the_protocol_says_all_that_the_figure_depends_on(split: Split, tokenize
     assert "batch_size" not in said
 
 
-def test_scoring_happens_in_eval_mode_and_every_module_gets_its_mode_back(
-    split: Split, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_scoring_uses_eval_mode_and_restores_all_modes(split: Split, tokenizer: PreTrainedTokenizerFast) -> None:
     model = Uniform(2)
     model.frozen, model.trained = nn.Dropout().eval(), nn.Dropout()
     model.train(True)
@@ -279,7 +275,7 @@ def test_what_an_estimator_leaves_out_does_not_count(split: Split, tokenizer: Pr
 
 @pytest.mark.parametrize("kind", ["packed", "per_document"])
 @pytest.mark.parametrize("length", [2, 8, 1024])
-def test_blocks_of_joined_documents_score_the_same_tokens_each_in_its_place(kind: str, length: int) -> None:
+def test_joined_blocks_score_each_token_in_its_place(kind: str, length: int) -> None:
     split = make_split([2, 7, 1], [0], [5], [1] * 9, [40, 3])
     scores = opened(ByToken(), MARKERS, layout_of(kind, length), joined=True).token_scores(split)
     text = split.tokens >= 10
@@ -308,7 +304,7 @@ def test_joined_documents_are_context_of_each_other(
     )
 
 
-def test_the_protocol_of_records_tells_markers_without_latents_from_none() -> None:
+def test_protocol_separates_markers_without_latents_from_none() -> None:
     for fields, latents in (({}, None), ({"latents": 0}, 0), ({"latents_per_step": 2, "stage": 3, "stages": 3}, 6)):
         layout = QuestionAnswer(**fields)  # type: ignore[arg-type]
         assert opened(ByToken(), MARKERS, layout).protocol["latents"] == latents
@@ -382,7 +378,7 @@ def test_a_saved_model_is_scored_on_any_text_in_its_own_tokens(saved: Path, insi
     assert len(result["data_hash"]) >= 16
 
 
-def test_a_model_without_a_recipe_is_scored_in_blocks_that_fit_it(saved: Path, corpus: Path, tmp_path: Path) -> None:
+def test_model_without_a_recipe_is_scored_in_blocks_that_fit(saved: Path, corpus: Path, tmp_path: Path) -> None:
     for file in (saved / "model").iterdir():
         if file.name != "mentalese.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -418,7 +414,7 @@ def test_the_output_folder_is_checked_before_work_starts(saved: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["packed", "per_document", "marked", "sentence_streams"])
-def test_documents_drawn_at_random_are_scored_as_they_are_among_all(kind: str) -> None:
+def test_random_documents_score_as_they_do_among_all(kind: str) -> None:
     split = make_split(*([4 + i % 3] * (2 + i % 2) for i in range(9)))
     saved = opened(ByNumber(), MARKERS, layout_of(kind, 32))
     whole = saved.token_scores(split)

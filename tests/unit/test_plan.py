@@ -97,7 +97,7 @@ every_layout = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[
 
 @few
 @given(corpora, st.integers(2, 12))
-def test_blocks_make_every_token_a_target_once_an_epoch_without_padding(documents: Any, length: int) -> None:
+def test_blocks_target_each_token_once_without_padding(documents: Any, length: int) -> None:
     split = make_split(*documents)
     batches = first_epoch(make_plan(split, kind="packed", sequence_length=length, batch_size=1))
     assert targets(batches) == sorted(split.tokens.tolist())
@@ -114,9 +114,7 @@ def with_markers(split: Split) -> list[int]:
 
 @few
 @given(corpora, st.integers(2, 12))
-def test_marked_blocks_are_the_stream_of_all_sentences_cut_with_starts_of_sentences_as_targets(
-    documents: Any, length: int
-) -> None:
+def test_marked_blocks_are_the_cut_stream_of_sentences(documents: Any, length: int) -> None:
     split = make_split(*documents)
     batches = first_epoch(make_plan(split, kind="marked", sequence_length=length, batch_size=1))
     stream = with_markers(split)
@@ -143,7 +141,7 @@ def test_a_marked_block_may_begin_and_end_inside_a_sentence() -> None:
 
 @few
 @given(corpora, st.integers(2, 12))
-def test_documents_make_every_token_a_target_once_and_never_cross_a_document(documents: Any, length: int) -> None:
+def test_documents_target_each_token_once_without_crossing(documents: Any, length: int) -> None:
     split = make_split(*documents)
     batches = first_epoch(make_plan(split, kind="per_document", sequence_length=length, batch_size=1))
     assert targets(batches) == sorted(split.tokens.tolist())
@@ -183,9 +181,7 @@ def test_rows_of_similar_length_share_a_batch() -> None:
     st.integers(1, 40),
     st.integers(1, 4),
 )
-def test_streams_keep_every_sentence_whole_once_under_both_caps_but_for_documents_of_one_sentence(
-    documents: Any, most: int, budget: int, width: int
-) -> None:
+def test_streams_keep_sentences_whole_under_both_caps(documents: Any, most: int, budget: int, width: int) -> None:
     split = make_split(*documents)
     data = {"max_sentences": most, "tokens_per_batch": budget, "bucket_width": width}
     batches = first_epoch(make_plan(split, kind="sentence_streams", **data))
@@ -233,7 +229,7 @@ def test_long_streams_are_dealt_out_rather_than_clustered() -> None:
     assert [streams_of_30(b) for b in batches] == [1] * 20
 
 
-def test_long_streams_are_dealt_first_and_what_fits_nowhere_opens_new_batches_anywhere_in_the_epoch() -> None:
+def test_long_streams_are_dealt_first() -> None:
     split = make_split(*[[10] * 30] * 20, *[[10] * 8] * 30)  # 20 batches of 300 + 80, 10 short streams are left
     places = set()
     for seed in range(3):
@@ -375,7 +371,7 @@ def test_a_run_is_as_long_as_asked(train: TrainConfig, steps: int) -> None:
     assert plan.position(steps).progress == 1
 
 
-def test_progress_of_a_run_given_in_epochs_counts_tokens_so_that_other_batches_do_not_make_it_jump() -> None:
+def test_progress_in_epochs_counts_tokens() -> None:
     grow = Phase(start=1, clock="epochs", layout={"tokens_per_batch": 480})
     plan = make_plan(BOOK, train=TrainConfig(epochs=2), phases=(grow,), **SHAPES[2])
     progress = np.array([plan.position(step).progress for step in range(plan.total_steps + 1)])
@@ -392,9 +388,7 @@ def test_progress_of_a_run_given_in_epochs_counts_tokens_so_that_other_batches_d
     ("clock", "start", "epoch"),
     [("steps", 1, 1), ("epochs", 2, 2), ("epochs", 0.5, 1), ("tokens", 1, 1), ("sentence_steps", 10**9, None)],
 )
-def test_data_changes_at_the_first_epoch_that_begins_at_or_after_the_start(
-    clock: Any, start: float, epoch: int | None
-) -> None:
+def test_data_changes_at_the_first_epoch_after_the_start(clock: Any, start: float, epoch: int | None) -> None:
     longer = Phase(start=start, clock=clock, layout={"max_sentences": 8})
     plan = make_plan(BOOK, train=TrainConfig(epochs=4), phases=(longer,), **SHAPES[2])
     most: dict[int, int] = {}
@@ -412,7 +406,7 @@ def test_a_stream_curriculum_of_many_phases_resumes_anywhere() -> None:
         assert same(plan.batch(step), fresh.batch(step))
 
 
-def test_later_phases_override_earlier_ones_and_clocks_may_differ() -> None:
+def test_later_phases_override_earlier_ones() -> None:
     phases = (
         Phase(model={"eos_weight": 1.0, "dropout": 0.0}),
         Phase(start=1, clock="epochs", model={"eos_weight": 0.05}),
@@ -461,7 +455,7 @@ def test_a_run_that_ends_before_its_phases_begin_says_so() -> None:
     assert not make_plan(BOOK, phases=late, train=TrainConfig(steps=6), **SHAPES[2]).remarks()
 
 
-def test_a_pair_is_a_ramp_from_the_phases_start_to_the_end_of_the_run() -> None:
+def test_pair_is_a_ramp_from_phase_start_to_run_end() -> None:
     phases = (Phase(start=20, model={"weight": (1.0, 3.0)}),)
     plan = make_plan(BOOK, phases=phases, train=TrainConfig(steps=100), **SHAPES[0])
     assert plan.settings(60) == {"weight": pytest.approx(2.0)}
@@ -543,7 +537,7 @@ def test_a_split_without_text_is_refused() -> None:
             make_plan(empty, **shape)
 
 
-def test_sentence_streams_of_nothing_but_single_sentences_are_refused() -> None:
+def test_streams_of_single_sentences_are_refused() -> None:
     with pytest.raises(InputError, match=r"layout is 'sentence_streams': every document .* is a single sentence"):
         make_plan(make_split([5], [7], [2]), kind="sentence_streams")
 

@@ -166,7 +166,7 @@ def test_looking_at_thoughts_between_tokens_changes_no_token(
     assert "".join(final["tokens"][:asked]) == "".join(drawn["tokens"][:asked])
 
 
-def test_examples_are_of_the_models_own_data_and_say_how_they_go_on(player: Player) -> None:
+def test_examples_come_from_the_model_data(player: Player) -> None:
     recipe = get_recipe("gpt2/tiny")
     saved = dataclasses.replace(player.saved, recipe=recipe)
     topics = examples(saved.on("builtin:topics:count=40"), 2)
@@ -198,7 +198,7 @@ def test_the_right_answer_of_an_example_is_known(player: Player, monkeypatch: py
     assert "The right answer: <b>Paul</b>" in play._rest(player.known(PROMPT))
 
 
-def test_a_prompt_without_room_is_refused_as_the_command_line_does(player: Player) -> None:
+def test_prompt_without_room_is_refused(player: Player) -> None:
     options = player.options("a b " * 300, settings(player))
     with pytest.raises(InputError, match="the model's context is"):
         text(player, options)
@@ -225,7 +225,7 @@ def test_thoughts_have_a_frame_that_reaches_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # Gradio leaves event loops open
-def test_the_page_counts_nobody_and_offers_nothing_to_other_programs(player: Player) -> None:
+def test_page_neither_tracks_nor_offers_an_api(player: Player) -> None:
     page = play.build(player)
     assert not page.analytics_enabled
     assert {event.api_visibility for event in page.fns.values()} == {"private"}
@@ -260,7 +260,7 @@ def test_a_port_that_there_is_not_is_refused(port: int, capsys: pytest.CaptureFi
     assert f"port is {port}: " in capsys.readouterr().err
 
 
-def test_a_port_in_use_and_a_foreign_host_are_refused_before_the_model_is_loaded(
+def test_port_in_use_and_foreign_host_are_refused_early(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -101,11 +101,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_repository_around_an_environment_is_not_the_packages(project: Path) -> None:
+def test_repository_of_an_environment_is_not_the_package(project: Path) -> None:
     assert provenance.commit.__wrapped__() is None
 
 
-def test_a_repository_that_tracks_the_package_says_its_commit_and_whether_it_changed(project: Path) -> None:
+def test_tracked_package_states_its_commit_and_changes(project: Path) -> None:
     git(project, "add", "-f", ".venv")
     git(project, "commit", "-m", "the package too")
     head = git(project, "rev-parse", "HEAD")

@@ -67,7 +67,7 @@ def test_tokens_before_a_sequence_are_its_first_ones(sizes: list[tuple[int, int]
 @given(lengths=lengths_of_sequences, slots=st.integers(1, 5), grouped=st.booleans(), masked=st.booleans())
 @example(lengths=MANY, slots=3, grouped=True, masked=True)
 @example(lengths=MANY, slots=3, grouped=True, masked=False)
-def test_reading_attention_is_that_of_each_sequence_and_its_used_keys(
+def test_reading_attention_equals_each_sequence_separately(
     lengths: list[int], slots: int, grouped: bool, masked: bool
 ) -> None:
     """Keys are given in the order of the groups; a slot that is not used is as if it were not there."""
@@ -113,7 +113,7 @@ def test_what_is_padded_comes_back_and_padding_gets_no_gradient(lengths: list[in
     assert torch.equal(leaf.grad, torch.ones_like(flat))
 
 
-def test_groups_pad_less_than_one_table_and_short_sequences_come_first() -> None:
+def test_groups_pad_less_than_one_table() -> None:
     lengths = torch.arange(1, 101)
     grouped, whole = Ragged.of(lengths, grouped=True), Ragged.of(lengths.flip(0))
     assert grouped.shapes == ((50, 50), (50, 100))
@@ -149,7 +149,7 @@ def test_dropout_falls_on_attention_weights(causal: bool) -> None:
 
 @pytest.mark.parametrize("masked", ["none", "causal", "one row", "rows"])
 @pytest.mark.parametrize("length", [5, 100])
-def test_attend_is_torchs_fused_attention_for_short_and_long_sequences(length: int, masked: str) -> None:
+def test_attend_equals_fused_attention(length: int, masked: str) -> None:
     q, k, v = (random(3, HEADS, length, 4, seed=i) for i in range(3))
     rows = {"one row": 1, "rows": 3}.get(masked, 0)
     mask = (random(rows, 1, length, length, seed=3) > 0) | torch.eye(length).bool() if rows else None

@@ -143,7 +143,7 @@ def test_recipes_are_plain_data() -> None:
         assert Recipe.from_dict(recipe.to_dict()).fingerprint() == recipe.fingerprint()
 
 
-def test_a_fingerprint_moves_with_the_result_and_not_with_the_watching() -> None:
+def test_fingerprint_follows_the_result_not_the_logging() -> None:
     import dataclasses
 
     recipe = get_recipe("gpt2/tiny")

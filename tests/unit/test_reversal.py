@@ -107,7 +107,7 @@ def test_all_ordered_pairs_are_asked_in_both_directions(marked: PreTrainedTokeni
     assert "<|endoftext|>The son of Mark is Paul. The son of Mark is Mark" in asked
 
 
-def test_for_models_of_sentences_the_context_is_a_sentence_and_the_query_an_open_one() -> None:
+def test_sentence_model_query_is_an_open_sentence() -> None:
     tokenizer = add_markers(words(*NAMES))
     names = single_token_names(tokenizer)
     assert list(names) == list(NAMES)
@@ -168,7 +168,7 @@ def test_a_saved_plain_model_is_probed_and_scored(folder: Path, corpus: Path, tm
     assert results["perplexity"]["protocol"]["context"].startswith("sliding windows of 128 tokens")
 
 
-def test_a_plain_model_scores_a_document_after_its_own_end_of_text(
+def test_plain_model_scores_a_document_after_end_of_text(
     folder: Path, plain: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     lines = [json.dumps({"text": f"Paul has {number} sons."}) for number in range(100)]
@@ -207,7 +207,7 @@ def test_names_of_an_unknown_word_are_not_probed() -> None:
     assert single_token_names(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")) == {"Paul": 3}
 
 
-def test_a_trend_is_the_least_squares_line_over_the_logarithm_of_tokens() -> None:
+def test_trend_is_least_squares_over_log_tokens() -> None:
     slope, start = trend([1e3, 1e4, 1e5], [5.0, 4.6, 4.2])
     assert (slope, start) == pytest.approx((-0.4, 6.2))
     with pytest.raises(InputError, match="checkpoints is"):

@@ -104,7 +104,7 @@ def test_mauve_is_high_for_the_same_texts_and_low_for_others() -> None:
 # -- from nothing ------------------------------------------------------------------------------------------------------
 
 
-def test_samples_from_nothing_have_their_full_length_and_are_judged_text_by_text(
+def test_unprompted_samples_have_full_length(
     model: LanguageModel, tokenizer: PreTrainedTokenizerFast, judge: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Tensor] = []
@@ -171,9 +171,7 @@ class WithoutCache(torch.nn.Module):
         return torch.cat([input_ids, torch.randint(20, 40, (len(input_ids), max_new_tokens))], dim=1)
 
 
-def test_any_model_that_generates_is_sampled_from_where_its_documents_begin(
-    tokenizer: PreTrainedTokenizerFast, judge: Saved
-) -> None:
+def test_any_generating_model_is_sampled_from_document_starts(tokenizer: PreTrainedTokenizerFast, judge: Saved) -> None:
     special = special_token_ids(tokenizer)
     for layout, begins in ((Packed(), "bos_token_id"), (SentenceStreams(), "sentence_start_token_id")):
         model = WithoutCache()
@@ -206,7 +204,7 @@ def split(tokenizer: PreTrainedTokenizerFast) -> Split:
 SHORT: dict[str, Any] = {"prompt_tokens": 12, "sample_tokens": 8}
 
 
-def test_continuations_follow_the_beginnings_of_documents_that_are_long_enough(
+def test_continuations_need_documents_that_are_long_enough(
     model: LanguageModel, tokenizer: PreTrainedTokenizerFast, split: Split, judge: Saved
 ) -> None:
     options = SampleOptions(kind="conditional", samples=100, draws=2, **SHORT)
@@ -320,7 +318,7 @@ def test_without_mauve_its_extra_is_named(saved: Path, monkeypatch: pytest.Monke
         ("diff other --judge gpt2", "--judge"),
     ],
 )
-def test_what_a_task_cannot_use_is_refused_before_the_model_is_opened(
+def test_unusable_task_options_are_refused_before_loading(
     options: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *words = options.split()

@@ -26,7 +26,7 @@ def opened(request: pytest.FixtureRequest, corpus: Path, tmp_path: Path) -> Save
     return mentalese.load(saved(tmp_path / "run", recipe), device="cpu")
 
 
-def test_a_run_of_every_family_generates_scores_thinks_and_encodes(opened: Saved) -> None:
+def test_runs_of_each_family_generate_score_think_and_encode(opened: Saved) -> None:
     texts = opened.generate(TEXTS, max_new_tokens=5)
     assert len(texts) == len(TEXTS)
     for text, whole in zip(TEXTS, texts):

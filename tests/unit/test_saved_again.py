@@ -95,7 +95,7 @@ def test_a_model_from_the_hub_reads_as_trained(
     assert_reads_alike(mentalese.load("hub:me/mine", "cpu"), mentalese.load(run, "cpu"))
 
 
-def test_a_tokenizer_opened_without_this_package_keeps_the_recipe(corpus: Path, tmp_path: Path) -> None:
+def test_tokenizer_opened_without_the_package_keeps_the_recipe(corpus: Path, tmp_path: Path) -> None:
     """transformers opens it as its own class where `trust_remote_code` is not set."""
     run = questions(corpus, tmp_path)
     save_again(run, tmp_path / "again")

@@ -24,7 +24,7 @@ def logs(perplexities: list[float]) -> list[float]:
     return [math.log(perplexity) for perplexity in perplexities]
 
 
-def test_the_papers_table_gives_the_papers_exponents_and_data_multipliers() -> None:
+def test_published_table_gives_data_exponents() -> None:
     gpt2, tg = fit_power_law(TOKENS, logs(GPT2_BY_TOKENS)), fit_power_law(TOKENS, logs(TG_BY_TOKENS))
     assert gpt2.exponent == pytest.approx(0.149, abs=5e-4)
     assert tg.exponent == pytest.approx(0.152, abs=5e-4)
@@ -32,7 +32,7 @@ def test_the_papers_table_gives_the_papers_exponents_and_data_multipliers() -> N
     assert [round(min(values), 2), round(max(values), 2)] == [1.05, 1.08]
 
 
-def test_the_papers_table_gives_the_papers_exponents_and_parameter_multipliers() -> None:
+def test_published_table_gives_parameter_exponents() -> None:
     gpt2, tg = fit_power_law(PARAMETERS, logs(GPT2_BY_PARAMETERS)), fit_power_law(PARAMETERS, logs(TG_BY_PARAMETERS))
     assert gpt2.exponent == pytest.approx(0.080, abs=1e-3)  # the table rounds the sizes
     assert tg.exponent == pytest.approx(0.081, abs=1e-3)

@@ -166,7 +166,7 @@ def test_bad_input_leaves_nothing_behind(config: DataConfig, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
-def test_a_disk_that_refuses_is_one_sentence_and_leaves_nothing_behind(config: DataConfig, tmp_path: Path) -> None:
+def test_disk_error_gives_one_sentence_and_no_partial_file(config: DataConfig, tmp_path: Path) -> None:
     prepare(config, show=False)  # the tokenizer is trained and cached
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
@@ -214,7 +214,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> str:
     return f"file:{path}"
 
 
-def test_a_text_without_ends_of_sentences_is_cut_at_the_cap_and_the_report_says_so(tmp_path: Path) -> None:
+def test_text_without_sentence_ends_is_cut_and_reported(tmp_path: Path) -> None:
     text = " ".join(f"word{i}" for i in range(200))
     source = write_rows(tmp_path / "a.jsonl", [{"text": f"{i} {text}"} for i in range(40)])
     config = DataConfig(source=source, tokenizer="bpe:300", max_sentence_tokens=24)
@@ -250,7 +250,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
         prepare(DataConfig(source=write_rows(tmp_path / "c.jsonl", [{"text": " "}] * 9)), show=False)
 
 
-def test_texts_are_no_records_and_long_parts_of_records_no_sentences(config: DataConfig, tmp_path: Path) -> None:
+def test_texts_are_not_records_and_parts_not_sentences(config: DataConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"layout is 'qa': .* contains texts; use rows with question"):
         prepare(config, QuestionAnswer(), out=tmp_path / "no", show=False)
     assert not list(tmp_path.iterdir())
@@ -263,7 +263,7 @@ def test_texts_are_no_records_and_long_parts_of_records_no_sentences(config: Dat
             prepare(dataclasses.replace(records, source=source), SentenceStreams(), show=False)
 
 
-def test_a_folder_without_training_questions_is_prepared_to_evaluate_only(config: DataConfig, tmp_path: Path) -> None:
+def test_folder_without_training_questions_is_only_evaluated(config: DataConfig, tmp_path: Path) -> None:
     folder = tmp_path / "questions"
     folder.mkdir()
     for split in ("valid", "test"):

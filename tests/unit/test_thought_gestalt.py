@@ -128,7 +128,7 @@ def test_tables_drop_as_much_as_their_gpt2() -> None:
         assert rates == [twin[name] for name in names.values()] == [0.2, 0.1, 0.1]
 
 
-def test_the_vector_comes_from_the_seventh_of_twelve_layers_or_as_deep_elsewhere() -> None:
+def test_vector_comes_from_layer_seven_of_twelve() -> None:
     assert [ThoughtGestaltConfig(num_hidden_layers=n).vector_layer for n in (1, 2, 6, 12, 24)] == [0, 0, 3, 6, 13]
     assert ThoughtGestaltConfig(hidden_size=96, activation="swiglu").mlp_width == 256
     assert ThoughtGestaltConfig(hidden_size=100, num_attention_heads=4, activation="swiglu").mlp_width == 272
@@ -225,9 +225,7 @@ def test_spans_change_the_segmentation_alone() -> None:
         ({"sentences": "none"}, "data.sentences is 'none': the model has positions for sentences of 64 tokens"),
     ],
 )
-def test_sentences_longer_than_the_table_of_positions_are_refused_before_training(
-    data: dict[str, Any], message: str
-) -> None:
+def test_sentences_longer_than_the_position_table_are_refused(data: dict[str, Any], message: str) -> None:
     config, recipe = make(max_sentence_tokens=64).config, get_recipe("thought_gestalt/tiny")
     check_context(config, recipe)
     changed = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data))
@@ -354,7 +352,7 @@ def test_the_plain_model_starts_as_the_fast_one_does(tied: bool) -> None:
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
 @pytest.mark.parametrize("tokens", [1, 12, 40])
-def test_a_document_is_scored_in_parts_and_the_memory_alone_is_kept(
+def test_document_is_scored_in_parts_that_keep_only_memory(
     fields: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sentences of later parts read vectors of earlier ones; no layer ever sees more tokens than a part or a step."""
@@ -390,7 +388,7 @@ def test_a_row_does_not_depend_on_its_batch(rows: list[list[int]], left: bool) -
             torch.testing.assert_close(together[i][batch["attention_mask"][i].bool()], logits(model, row), **CLOSE)
 
 
-def test_padding_is_inert_wherever_it_stands_with_or_without_a_mask() -> None:
+def test_padding_is_inert_with_or_without_a_mask() -> None:
     model = make()
     row = stream(3, 2, 4)
     holes = [PAD, *row[:2], PAD, PAD, *row[2:9], PAD, *row[9:], PAD]
@@ -409,7 +407,7 @@ def test_no_token_changes_what_was_predicted_before_it() -> None:
             assert not torch.allclose(after[t:], before[t:], atol=1e-3)
 
 
-def test_an_empty_memory_adds_exactly_nothing_output_bias_included() -> None:
+def test_empty_memory_adds_exactly_nothing() -> None:
     model = make()
     first = stream(4)
     expected = logits(model, first)
@@ -421,7 +419,7 @@ def test_an_empty_memory_adds_exactly_nothing_output_bias_included() -> None:
     assert torch.equal(logits(model, first), expected)
 
 
-def test_seeding_replaces_the_start_marker_of_all_but_the_first_sentence() -> None:
+def test_seeding_replaces_start_markers_after_the_first() -> None:
     ids = torch.tensor([stream(3, 3)])
     for seeding in (True, False):
         model = make(context_seeding=seeding)
@@ -461,7 +459,7 @@ def test_gradients_reach_sentences_that_have_left_the_memory() -> None:
     assert detached[4] > 0
 
 
-def test_a_gradient_window_reaches_the_latest_vectors_and_through_them_further_ones() -> None:
+def test_gradient_window_reaches_earlier_vectors() -> None:
     row = stream(3, 3, 3, 3, 3)
     chained = gradient_at_sentences(make(memory_size=4, memory_gradient_window=1, context_seeding=False), row)
     assert all(size > 0 for size in chained)  # 4 reads 3, 3 reads 2, ..
@@ -482,7 +480,7 @@ def test_the_gradient_window_changes_gradients_only() -> None:
 # --------------------------------------------------------------------------------------------------------------- loss
 
 
-def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
+def test_loss_is_the_weighted_mean_of_words_and_ends() -> None:
     model = make()
     batch = batch_of(stream(3, 2, seed=1), [*stream(4, 5)[:-1], EOD, EOS])
     ids, labels = batch["input_ids"], batch["labels"]
@@ -501,7 +499,7 @@ def test_the_loss_is_the_weighted_mean_over_words_and_sentence_ends() -> None:
     torch.testing.assert_close(model(ids, labels=labels).loss, model.training_loss(batch).loss)
 
 
-def test_the_hinge_pulls_lengths_to_one_and_each_sentence_weighs_what_its_targets_do() -> None:
+def test_hinge_pulls_lengths_to_one_by_sentence_weight() -> None:
     model = make(sentence_head="normalized")
     one, two = batch_of(stream(3, 2, seed=1)), batch_of(stream(4, 5, 6))
     outside = [max(0, n - 1.1, 0.9 - n) ** 2 for n in model.read(one["input_ids"]).norms.tolist()]
@@ -543,7 +541,7 @@ def test_the_share_of_the_next_vectors_that_is_predicted() -> None:
     assert model.training_loss(alone).metrics["next_vector"] == 0
 
 
-def test_the_loss_of_the_next_vector_adds_up_over_parts_and_costs_nothing_if_it_is_not_asked_for() -> None:
+def test_next_vector_loss_adds_up_over_parts() -> None:
     model = make(next_vector_weight=1.0, sentence_head="normalized")
     rows = [stream(3, 2, 5, 4, seed=i)[: 18 - i] for i in range(4)]
     batch = batch_of(*rows)
@@ -751,7 +749,7 @@ def test_no_generated_sentence_is_empty(end: int) -> None:
         assert tokens.count(end) >= (3 if end == EOS else 1)
 
 
-def test_after_the_end_of_a_document_comes_the_end_of_its_sentence() -> None:
+def test_document_end_is_followed_by_sentence_end() -> None:
     model = make(eos_token_id=3)
     ids = torch.tensor([[*stream(3, 2)[:-1], EOD]])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
@@ -825,7 +823,7 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("own_bias", [False, True])
-def test_the_weights_of_a_repeated_map_get_the_gradients_of_all_its_uses(own_bias: bool) -> None:
+def test_repeated_weights_get_the_gradients_of_all_uses(own_bias: bool) -> None:
     sizes, (w, b, x) = (
         [2, 3, 1],
         (torch.randn(4, 5), torch.randn(6, 4) if own_bias else torch.randn(4), torch.randn(6, 5)),
@@ -839,7 +837,7 @@ def test_the_weights_of_a_repeated_map_get_the_gradients_of_all_its_uses(own_bia
     torch.testing.assert_close([t.grad for t in fast], [t.grad for t in plain])
 
 
-def test_gradients_of_unit_vectors_and_their_lengths_are_those_of_the_quotient() -> None:
+def test_unit_vector_gradients_equal_the_quotient() -> None:
     s = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(Unit.apply, (s,))
     vectors, lengths = Unit.apply(s)
@@ -916,7 +914,7 @@ def test_what_cannot_be_read_is_refused() -> None:
     from transformers import DynamicCache
 
     model, ids = make(), torch.tensor([stream(3)])
-    with pytest.raises(InputError, match="pass input_ids alone"):
+    with pytest.raises(InputError, match="pass only input_ids"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(InputError, match="needs a SentenceCache"):
         model(ids, past_key_values=DynamicCache())

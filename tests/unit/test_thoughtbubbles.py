@@ -195,7 +195,7 @@ def test_the_best_stay_and_among_equals_the_earlier(merits: list[list[float]], d
 
 
 @given(data=st.data())
-def test_of_each_token_the_best_candidates_stay_within_the_budget(data: st.DataObject) -> None:
+def test_best_candidates_of_each_token_fit_the_budget(data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
     token = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[None]
     merit = torch.tensor(
@@ -229,7 +229,7 @@ def streams(x: Tensor) -> Streams:
 
 @given(keep=st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=3))
 @example(keep=[[True, True, True, True], [False, True, False, True]])
-def test_a_fork_stands_left_of_its_source_and_gradients_come_home(keep: list[list[bool]]) -> None:
+def test_fork_stands_left_of_its_source(keep: list[list[bool]]) -> None:
     assume(any(map(any, keep)))  # a token's own stream always stays
     mask = torch.tensor(keep)
     x = torch.randn(len(keep), 2, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -303,7 +303,7 @@ def test_training_finds_thresholds_that_meet_the_budget() -> None:
         assert counts.sum(1).float().mean() / 12 == pytest.approx(1.5, abs=0.2)
 
 
-def test_training_under_the_causal_selection_is_near_its_budget_from_the_first_step() -> None:
+def test_causal_selection_starts_near_its_budget() -> None:
     torch.manual_seed(0)
     made = ThoughtbubblesForCausalLM(config(selection="causal", budget=1.5)).train()
     output = made.training_loss(batch(text(rows=64)))
@@ -330,7 +330,7 @@ def test_training_under_the_causal_selection_sees_no_later_token() -> None:
         made.after_step()
 
 
-def test_micro_batches_equal_one_batch_under_the_causal_selection() -> None:
+def test_micro_batches_equal_one_batch_under_causal_selection() -> None:
     """Thresholds too, which move once per step, whatever part of the batch came first."""
     whole = model(selection="causal", budget=1.5).train()
     parts, ids = copy.deepcopy(whole), text(rows=6, seed=5)
@@ -344,7 +344,7 @@ def test_micro_batches_equal_one_batch_under_the_causal_selection() -> None:
         assert one.observed is None
 
 
-def test_the_controls_of_a_recipe_have_scores_alone_and_a_constant_alone() -> None:
+def test_controls_have_only_scores_or_only_a_constant() -> None:
     """After the third fork every stream of the constant has weight 1/8, whatever its weights say."""
     for name, constant in (("1l", False), ("constant", True)):
         recipe = get_recipe(f"thoughtbubbles/small-{name}")
@@ -483,7 +483,7 @@ def test_every_score_has_its_name() -> None:
 # ---------------------------------------------------------------------------------------------------------- read-out
 
 
-def test_the_mixtures_loss_and_gradients_are_those_of_its_log_probabilities() -> None:
+def test_mixture_loss_equals_its_log_probabilities() -> None:
     made = model()
     found = made.encode(text()).streams
     hidden, weight = found.x.detach().requires_grad_(), made.lm_head.weight.detach().clone().requires_grad_()
@@ -501,7 +501,7 @@ def test_the_mixtures_loss_and_gradients_are_those_of_its_log_probabilities() ->
 
 
 @pytest.mark.parametrize(("tokens", "calls"), [(5, 9), (12, 3), (24, 2)])
-def test_tables_of_streams_are_made_for_a_part_of_the_tokens_at_a_time(tokens: int, calls: int) -> None:
+def test_stream_tables_are_made_in_parts(tokens: int, calls: int) -> None:
     """Values and gradients are those of all at once, with padding, rows of other lengths, and without a gradient."""
     made, ids = model(), text(rows=3, length=12)
     mask = torch.ones_like(ids)
@@ -554,7 +554,7 @@ def test_a_text_read_in_pieces_is_the_text(fields: dict[str, Any], pieces: list[
     torch.testing.assert_close(torch.cat(got, dim=1)[mask.bool()], expected[mask.bool()], **CLOSE)
 
 
-def test_a_cache_holds_the_streams_of_its_longest_row_whatever_the_batch() -> None:
+def test_cache_has_the_streams_of_its_longest_row() -> None:
     """Each step's streams follow those of their own row; padded to the most of all rows they took 1.8 times as much."""
     made, ids = model(selection="causal", max_position_embeddings=64), text(rows=16, length=32)
     cache = made.new_cache()
@@ -567,7 +567,7 @@ def test_a_cache_holds_the_streams_of_its_longest_row_whatever_the_batch() -> No
     assert cache.state["used.3"].max() == most
 
 
-def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:
+def test_block_wise_generation_reads_all_for_each_token() -> None:
     made, prompt = model(max_position_embeddings=24), text(rows=2, length=6)
     out = made.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False, pad_token_id=0
@@ -576,7 +576,7 @@ def test_block_wise_generation_reads_everything_anew_for_each_token() -> None:
         assert torch.equal(out[:, t], made(out[:, :t]).logits[:, -1].argmax(-1))
 
 
-def test_a_cache_is_refused_where_later_tokens_change_earlier_streams() -> None:
+def test_cache_is_refused_if_later_tokens_change_streams() -> None:
     made = model()
     with pytest.raises(InputError, match="so a new token may change earlier streams"):
         made(text(), past_key_values=made.new_cache())
@@ -603,7 +603,7 @@ def test_the_papers_sizes(size: str, regular: int, forks: int) -> None:
         assert count_parameters(made)["total"] == count, name
 
 
-def test_nothing_as_large_as_all_pairs_of_streams_is_kept_for_the_backward_pass() -> None:
+def test_backward_keeps_nothing_of_all_stream_pairs() -> None:
     made, shapes = model(hidden_size=8, num_attention_heads=1).train(), []
 
     def pack(x: Tensor) -> Tensor:
@@ -647,7 +647,7 @@ def test_a_config_that_cannot_be_is_refused(fields: dict[str, Any], message: str
         config(**fields)
 
 
-def test_a_text_over_a_fixed_budget_is_refused_and_a_dynamic_one_reads_it() -> None:
+def test_text_over_a_fixed_budget_is_refused() -> None:
     with pytest.raises(InputError, match="13 tokens and the fixed budget is for 12"):
         model().encode(text(length=13), fixed_budget=True)
     assert model()(text(length=13)).logits.shape == (2, 13, VOCABULARY)

@@ -149,7 +149,7 @@ def test_perplexities_of_documents_are_those_of_each_estimator(run: Path, regula
 # -- forks against entropy ---------------------------------------------------------------------------------------------
 
 
-def test_forks_and_entropies_are_those_of_each_document_read_alone(
+def test_forks_and_entropies_equal_separate_documents(
     run: Path, regular: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     written = draw("entropy", run, regular, out=tmp_path / "entropy.svg")
@@ -239,9 +239,7 @@ def test_attention_is_told_apart_by_reader_and_by_what_is_read() -> None:
     assert only["fork", "itself"].tolist() == [32]
 
 
-def test_the_readers_are_the_scored_tokens_with_forks_and_their_forks(
-    run: Path, store: TokenStore, tmp_path: Path
-) -> None:
+def test_readers_are_the_scored_tokens_with_forks(run: Path, store: TokenStore, tmp_path: Path) -> None:
     written = draw("attention", run, out=tmp_path / "attention.svg")
     model, _ = load_model(run)
     with_forks = forks = 0
@@ -270,7 +268,7 @@ def test_shares_are_written_with_two_digits() -> None:
 # -- forks by layer and token ------------------------------------------------------------------------------------------
 
 
-def test_every_token_of_a_text_is_shown_with_its_streams_after_each_fork(run: Path, tmp_path: Path) -> None:
+def test_each_token_shows_its_streams_after_each_fork(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "forks.svg"
     written = draw("forks", run, out=out, text=TEXT)
     assert "".join(written["tokens"][1:]) == TEXT

@@ -89,7 +89,7 @@ def test_bf16_is_the_recipes(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
-def test_what_it_saves_opens_and_a_resumed_run_ends_as_one_that_was_not_stopped(corpus: Path, tmp_path: Path) -> None:
+def test_resumed_trainer_run_equals_a_whole_one(corpus: Path, tmp_path: Path) -> None:
     recipe = small("conceptlm/tiny", corpus)
     whole = MentaleseTrainer(recipe, arguments(tmp_path / "run", save_strategy="steps", save_steps=2))
     whole.train()

@@ -72,7 +72,7 @@ def tuned(
     return compare(recipes, tmp_path, **options), trainer
 
 
-def test_each_recipe_has_its_own_best_value_and_other_seeds_are_reported(tmp_path: Path) -> None:
+def test_each_recipe_has_its_best_value(tmp_path: Path) -> None:
     result, trainer = tuned(tmp_path, {"a/x": 3e-3, "b/x": 1e-2}, "1e-3,3e-3,1e-2,3e-2")
     assert [row["tuning"]["chosen"]["optimizer.learning_rate"] for row in result["rows"]] == ["3e-3", "1e-2"]
     assert [row["perplexity"]["mean"] for row in result["rows"]] == [100, 100]
@@ -96,7 +96,7 @@ def test_a_best_value_at_the_edge_is_extended_and_said(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_of_trials_with_as_many_right_answers_the_likelier_is_best(tmp_path: Path) -> None:
+def test_likelihood_breaks_ties_between_trials(tmp_path: Path) -> None:
     asked = recipe("a/x", layout=QuestionAnswer(), evaluation=EvaluationConfig(metric="accuracy"))
     trials = Tuned(asked, tmp_path, lambda recipe: recipe, grid(asked, {"train.eval_every": ["1", "2", "3", "4"]}))
     trials.jobs()
@@ -125,7 +125,7 @@ def test_more_values_with_another_best_one_train_the_seeds_again(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "b-x").glob("seed*")) == ["seed-0", "seed-1"]
 
 
-def test_runs_of_an_extended_range_are_set_aside_by_a_grid_without_it(tmp_path: Path) -> None:
+def test_grid_without_extension_sets_extended_runs_aside(tmp_path: Path) -> None:
     best = {"a/x": 5e-4, "b/x": 1e-3}
     first, _ = tuned(tmp_path, best, "1e-3,2e-3")
     assert first["rows"][0]["tuning"]["chosen"] == {"optimizer.learning_rate": "0.0005"}
@@ -166,7 +166,7 @@ def test_words_of_another_form_are_refused(words: list[str], message: str) -> No
         parse(words)
 
 
-def test_a_field_that_one_recipe_lacks_is_refused_by_its_name_before_training(tmp_path: Path) -> None:
+def test_field_missing_in_one_recipe_is_refused(tmp_path: Path) -> None:
     trainer = Trainer({})
     other = Recipe(name="b/x", description="", model={"model_type": "llama"}, train=TrainConfig(tokens=1000))
     with pytest.raises(InputError, match=r"tuning b/x: model\.attn_pdrop: no such field"):
@@ -185,7 +185,7 @@ def test_a_field_that_one_recipe_lacks_is_refused_by_its_name_before_training(tm
         (["train.seed=1,2"], None, "tuning a/x is 'train.seed=2'"),
     ],
 )
-def test_what_would_not_tune_or_not_compare_is_refused_before_training(
+def test_impossible_tuning_is_refused_before_training(
     words: list[str], match: Any, message: str, tmp_path: Path
 ) -> None:
     trainer = Trainer({"a/x": 3e-3, "b/x": 3e-3})
@@ -233,9 +233,7 @@ def test_a_range_of_shares_is_not_extended_to_what_is_none(tmp_path: Path) -> No
         ("optimizer.schedule=constant,cosine", "cosine", False),
     ],
 )
-def test_a_range_that_is_not_extended_says_that_the_best_value_is_at_its_edge(
-    word: str, chosen: str, at_edge: bool, tmp_path: Path
-) -> None:
+def test_best_value_at_the_edge_is_reported(word: str, chosen: str, at_edge: bool, tmp_path: Path) -> None:
     fields = parse([word])
     (name,) = fields
     one = Tuned(recipe("a/x"), tmp_path, lambda recipe: recipe, grid(recipe("a/x"), fields))

@@ -92,7 +92,7 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
     assert (len(drawn["readings"]) > 1) == (family == "latent_thought")
 
 
-def test_a_model_of_questions_is_asked_and_its_answer_is_traced_too(runs: dict[str, Path]) -> None:
+def test_question_is_answered_and_the_answer_traced(runs: dict[str, Path]) -> None:
     opened = load(runs["coconut"])
     asked, pad = opened.encode("Who is it?")["input_ids"], opened.tokenizer.pad_token_id
     found = opened.think("Who is it?", max_new_tokens=5)
@@ -124,7 +124,7 @@ def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> 
     assert [found.special[place] for place in (0, 1, -1)] == [True, False, True]
 
 
-def test_a_text_longer_than_the_context_is_read_in_the_windows_that_it_is_scored_in(runs: dict[str, Path]) -> None:
+def test_long_text_is_read_in_its_scoring_windows(runs: dict[str, Path]) -> None:
     text = "He was old. She had a son. " * 26
     for family in ("gpt2", "gpt2-gist"):
         opened = load(runs[family])
@@ -154,7 +154,7 @@ def test_windows_are_joined_to_one_trace(runs: dict[str, Path]) -> None:
     assert not between[:, [thought.start < last for thought in found.thoughts]].any(), "nothing is read across windows"
 
 
-def test_thoughts_of_a_window_stand_for_what_is_new_in_it_and_curves_are_means() -> None:
+def test_window_thoughts_are_new_and_curves_are_means() -> None:
     windows = [(0, 1, 6), (3, 6, 8)]
     traces = [
         ThoughtTrace(
@@ -178,9 +178,7 @@ def test_thoughts_of_a_window_stand_for_what_is_new_in_it_and_curves_are_means()
     assert found.windows == windows
 
 
-def test_sentences_are_read_at_once_and_a_question_must_leave_room_for_its_answer(
-    runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_sentences_are_read_at_once(runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast) -> None:
     found = load(runs["thought_gestalt"]).think("He was old. " * 100)
     assert len(found.thoughts) > 50
     assert not found.windows
@@ -218,7 +216,7 @@ def test_logits_in_pieces_give_the_same_trace(
         assert torch.equal(found.readings["predicted"], expected.readings["predicted"])
 
 
-def test_the_texts_of_tokens_make_the_text_whatever_bytes_they_end_in(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_texts_of_tokens_join_to_the_text(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "né: 2 €, 🙂 � end"
     ids = tokenizer.encode(text, add_special_tokens=False)
     texts = token_texts(ids, tokenizer)
@@ -372,7 +370,7 @@ def test_a_trace_of_another_version_is_refused(tmp_path: Path) -> None:
         ThoughtTrace.load(tmp_path)
 
 
-def test_a_trace_keeps_its_control_its_windows_and_where_its_answer_begins(tmp_path: Path) -> None:
+def test_trace_keeps_control_windows_and_answer_start(tmp_path: Path) -> None:
     ThoughtTrace(torch.arange(9), control="noisy", written=7, windows=[(0, 1, 6), (3, 6, 9)]).save(tmp_path)
     found = ThoughtTrace.load(tmp_path)
     assert (found.control, found.written, found.windows) == ("noisy", 7, [(0, 1, 6), (3, 6, 9)])
@@ -469,7 +467,7 @@ def test_what_is_wrong_is_said_before_a_model_is_opened(
     assert says in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_opened(
+def test_unwritable_folder_is_refused_before_loading(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)  # an administrator may write anywhere

@@ -57,7 +57,7 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         settings = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
         first = tokens if first is None else first
-        remedy = f"it is another than that of {paths[0]}, so their positions are not comparable; draw them separately"
+        remedy = f"it is another than in {paths[0]}, so their positions are not comparable; draw them separately"
         require(np.array_equal(tokens, first), f"tokenizer of {path}", saved.data.tokenizer, remedy)
         window = saved.layout.window(saved.evaluation)
         length = window[0] if window else int(np.diff(split.documents).max(initial=1))

@@ -1,4 +1,4 @@
-"""`mentalese answer`: asks a model questions."""
+"""`mentalese answer`: gives a model questions."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _section(config: Any, twin: object) -> dict[str, Entry]:
 
 
 def _model(model: Fields, twin: Fields, place: str) -> dict[str, dict[str, Entry]]:
-    """Return the fields of a model, and by its place those of a model inside it."""
+    """Return the fields of a model, and by its place the fields of a model inside it."""
     kind = str(model["model_type"])
     config, same = model_fields(kind), twin.get("model_type") == kind
     values, twin_values = (

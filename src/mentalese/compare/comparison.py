@@ -186,7 +186,7 @@ def winner(rows: Sequence[Row]) -> Row | None:
     """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
     best, *others = rows[0].metric.ranked(rows, lambda row: row.value)
     tests = [paired_test(best.runs, other.runs) for other in others]
-    # Means of perplexities may be in another order than those of their logarithms, which are tested.
+    # Means of perplexities may be in another order than means of their logarithms, which are tested.
     ahead = [test is not None and test.conclusive and best.metric.better(test.difference, 0.0) for test in tests]
     return best if all(ahead) else None
 

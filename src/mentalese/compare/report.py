@@ -215,8 +215,8 @@ def ends_note(rows: Sequence[Row]) -> str:
     if rows[0].metric is metrics.ACCURACY or len(kinds) < 2 or not paid:
         return ""
     return (
-        "Some of these models are told where sentences end, so compare kinds of models by bits per byte in which ends "
-        f"of sentences and documents are paid for: {paid}."
+        "Some of these models are given the ends of sentences, so compare kinds of models by bits per byte in which "
+        f"ends of sentences and documents are paid for: {paid}."
     )
 
 

@@ -93,7 +93,7 @@ def _same_rows(split: str, items: object, content: str) -> Iterator[Row]:
         yield where, row
     if digest.hexdigest() != content:
         raise InputError(
-            f"data, {split}: the texts differ from those of the first reading; pass a list, or a function that "
+            f"data, {split}: the texts differ from the texts of the first reading; pass a list, or a function that "
             "yields the same texts each time"
         )
 

@@ -3,7 +3,7 @@
 People and made-up concepts are the nodes of a directed graph without cycles, `Every lempus is a gerpus.` its edges;
 the question names a person and two concepts, of which only one can be reached. Search answers all questions, but rules
 that look at a few edges answer most: "a candidate right below another person is false" is right for 92% of the small
-questions and for 60% of those of the published size. `builtin:reachability` needs search.
+questions and for 60% of the questions of the published size. `builtin:reachability` needs search.
 
 The graphs grow as the published graphs seem to have grown. `GraphSize` is fitted to the published validation and test
 sets; generated questions have the same numbers of entities, edges, steps and words, as

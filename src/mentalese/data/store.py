@@ -48,7 +48,7 @@ _OFFSET = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A prepared corpus; `splits` has those of `train`, `validation` and `test` that its source has."""
+    """A prepared corpus; `splits` has the splits of `train`, `validation` and `test` that its source has."""
 
     folder: Path
     meta: JsonObject

@@ -1,4 +1,4 @@
-"""Answers to questions, compared with those of the records.
+"""Answers to questions, compared with the answers of the records.
 
 The model continues each question greedily, and optionally also by sampling.
 """
@@ -55,7 +55,7 @@ class AnswerRecord:
         tokens: number of new tokens, including the end.
         latents: number of latents after the question; `None` without any.
         seconds: the time of its batch, divided by the questions of the batch.
-        attempts: the sampled answers, or those of the beams.
+        attempts: the sampled answers, or the answers of the beams.
     """
 
     document: int

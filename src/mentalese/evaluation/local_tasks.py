@@ -25,7 +25,7 @@ from mentalese.evaluation.harness import Score
 
 
 @dataclass(frozen=True)
-class RowFormat:
+class SetFormat:
     """The columns of a set's files: `dataset_kwargs` of its YAML file.
 
     Attributes:
@@ -112,7 +112,7 @@ class LocalTask(ConfigurableTask):
     """A task whose rows are read from the file and up to the limit that `metadata` of its config names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.format = RowFormat(**config["dataset_kwargs"])
+        self.format = SetFormat(**config["dataset_kwargs"])
         super().__init__(config={name: value for name, value in config.items() if name != "class"})
 
     def download(self, *args: object, **kwargs: object) -> None:

@@ -98,7 +98,7 @@ class AblationOptions(TextOptions):
 class EvaluationOptions(TextOptions):
     """Options of `mentalese eval`; those that are not set are as in the model's recipe.
 
-    An option that none of the tasks uses is refused: those of the text belong to perplexity.
+    An option that none of the tasks uses is refused: options of the text belong to perplexity.
 
     Attributes:
         tasks: names joined by commas: perplexity, reversal, lambada_openai, lambada_standard, wikitext, hellaswag,
@@ -112,7 +112,7 @@ class EvaluationOptions(TextOptions):
         latents: number of latent tokens after the question (not set: as in training).
         limit: ask only the first N questions of each file, or of each task of lm-eval.
         shots: examples before each question of hub: tasks, as lm-eval draws them (not set: the task's own number).
-            Tasks that lm-eval always asks without examples have none.
+            Tasks that lm-eval always gives without examples have none.
         task_files: the folder of the questions of lambada_openai and the other zero-shot sets.
     """
 

@@ -104,7 +104,7 @@ class Body(nn.Module):
         if model.training and limits.loss is not None:
             warnings.warn(
                 f"{name} is trained on next tokens only: {limits.loss} take no part in a loss from hidden states; "
-                "its own loss is that of model(input_ids, labels=labels)",
+                "its own loss is the loss of model(input_ids, labels=labels)",
                 stacklevel=2,
             )
         input_ids, cache, options = model.checked_call(input_ids, attention_mask, **options)
@@ -323,7 +323,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
                 f"device_map spreads the model over {len(devices)} devices: layers share thoughts, so put it on one, "
                 'as device_map={"": 0}'
             )
-        remedy = "this model finds its thoughts by tokens, so pass input_ids alone"
+        remedy = "this model finds its thoughts by tokens, so pass only input_ids"
         require(input_ids is not None, "input_ids", input_ids, remedy)
         return check_tokens(input_ids, self)
 
@@ -385,7 +385,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     ) -> tuple[Tensor, ThoughtCache | None, dict[str, Any]]:
         """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise the same errors."""
         if inputs_embeds is not None:
-            raise InputError("inputs_embeds is set: this model finds its thoughts by tokens, so pass input_ids alone")
+            raise InputError("inputs_embeds is set: this model finds its thoughts by tokens, so pass only input_ids")
         input_ids = self.check_prompt(input_ids)
         if use_cache is None:
             use_cache = self.config.use_cache and self.limits.cache is None and not self.training

@@ -1,7 +1,7 @@
 """`mentalese demo`: five small models trained in minutes, their thoughts, and their scores without thoughts.
 
 Each model is the mechanism of a task of the suite, at settings that learn it quickly. It is scored with its own
-thoughts, without them, and with those of another text, and shown on a page of its own (`mentalese.viewer`).
+thoughts, without them, and with the thoughts of another text, and shown on a page of its own (`mentalese.viewer`).
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def conceptlm(backbone: Model) -> Model:
 
     As in the authors' GPT-2.
 
-    Without the norm, concepts of other layers diverge on `text` at the rates that suit the decoder, and those of the
+    Without the norm, concepts of other layers diverge on `text` at the rates that suit the decoder, and concepts of the
     embeddings drown them on `phrases`. With the paper's weights of its losses, 1, or with 100 for its codes, they
     outweigh the tokens' in small models at first: on `phrases` nothing is learned in the first 0.2M tokens, since the
     prediction starts ten times as large as the concepts.

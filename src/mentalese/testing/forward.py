@@ -38,7 +38,7 @@ def test_a_token_never_changes_what_was_predicted_before_it(causal: Case) -> Non
 
 def test_scores_are_the_log_likelihood_of_the_logits(case: Case) -> None:
     if case.model.estimators[0].endswith("-bound"):
-        pytest.skip("a bound is no likelihood of these logits")
+        pytest.skip("a bound is not a likelihood of these logits")
     batch = case.batch()
     expected = torch.zeros(batch["labels"].shape, device=batch["labels"].device)
     log_probabilities = case.logits(batch)[:, :-1].log_softmax(-1)
@@ -64,7 +64,7 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(family: Case) -> Non
     ids, model = family.batch()["input_ids"], family.model
     with pytest.raises(InputError, match="output_attentions is True"):
         model(ids, output_attentions=True)
-    with pytest.raises(InputError, match="pass input_ids alone"):
+    with pytest.raises(InputError, match="pass only input_ids"):
         model(inputs_embeds=model.get_input_embeddings()(ids))
     with pytest.raises(InputError, match="no_such_argument"):
         model(ids, no_such_argument=1)

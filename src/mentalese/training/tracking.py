@@ -113,7 +113,7 @@ def check_trackers(names: tuple[str, ...]) -> dict[str, ModuleType]:
 
 
 def _numbers(record: Mapping[str, object], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of a record by name; those of a validation as `validation/NAME`."""
+    """Return the numbers of a record by name; numbers of a validation as `validation/NAME`."""
     numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, dict):

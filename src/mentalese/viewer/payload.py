@@ -171,7 +171,7 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[Drawn], control: str 
     """Add the score `gain` of either model over the other, for tokens that both read after the same ones.
 
     Returns:
-        What to know of the gain: surprisals that are no likelihoods, tokens without one; empty if it is nothing.
+        What to know of the gain: surprisals that are not likelihoods, tokens without one; empty if it is nothing.
     """
     text = [[i for i, special in enumerate(trace["special"]) if not special] for trace in drawn]
     same = 0
@@ -193,7 +193,7 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[Drawn], control: str 
         values = torch.full(traces[index].input_ids.shape, math.nan)
         values[places[index].cpu()] = surprisals[other] - surprisals[index]
         name = drawn[other]["short"]
-        title, about = f"gain over {name}", f"Surprisal of {name} minus that of this model on the same text: "
+        title, about = f"gain over {name}", f"Surprisal of {name} minus the surprisal of this model on the same text: "
         if control:
             title, about = f"gain {drawn[index]['short']}", f"Surprisal {name} minus that {drawn[index]['short']}: "
         about += f"below zero, it is lower {name}." if control else f"below zero, {name} is better."

@@ -382,7 +382,7 @@ def own_requests(app: ASGIApp, host: str) -> ASGIApp:
             headers = Headers(scope=scope)
             name, origin = headers.get("host", ""), headers.get("origin")
             if not is_own(urlsplit(f"//{name}").hostname or ""):
-                reply = PlainTextResponse(f"{name} is no name of this page\n", 403)
+                reply = PlainTextResponse(f"{name} is not a name of this page\n", 403)
             elif origin is not None and urlsplit(origin).netloc != name:
                 reply = PlainTextResponse(f"{origin} is another page\n", 403)
         await reply(scope, receive, send)

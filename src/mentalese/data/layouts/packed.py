@@ -87,7 +87,7 @@ class Marked(Packed):
         return {
             "context": f"{super().protocol(evaluation, data)['context']}, sentence markers included",
             "first_token": "a sentence's first token is scored after its sentence-start token, which is given, and "
-            "what comes before it in the window; a document's first token after the sentence-start token alone",
+            "what comes before it in the window; a document's first token after only the sentence-start token",
             "sentences": data.sentences,
         }
 

@@ -64,7 +64,7 @@ class SentenceStreams(Layout):
         return {
             "context": "whole documents, sentence by sentence, with the model's memory of earlier sentences",
             "first_token": "a sentence's first token is scored after its sentence-start token, which is given, and the "
-            "model's memory of earlier sentences; a document's first token after the sentence-start token alone",
+            "model's memory of earlier sentences; a document's first token after only the sentence-start token",
             "sentences": data.sentences,
         }
 

@@ -177,7 +177,7 @@ def openstax(size: str) -> Recipe:
 
 
 def with_markers(name: str, title: str, table: int, **fields: str) -> list[Recipe]:
-    """Return GPT-2 on sentences between markers; `fields` are those of its model."""
+    """Return GPT-2 on sentences between markers; `fields` are fields of its model."""
     sources: list[tuple[Recipe, str, str, str | None]] = [(TINY, "tiny", "as gpt2/tiny", None)]
     for millions in (20, 30, 50):
         text, paper = f"{millions} million tokens of WikiText-103", f"Table {table}, Figure 4"
@@ -204,7 +204,7 @@ GPT2_PUBLISHED = {
     "774m": (1280, 20, 36, 2.5e-4),
     "1.5b": (1600, 25, 48, 2e-4),
 }
-"""Total parameters -> width, heads, layers, learning rate (that of GPT-3's model of the size)."""
+"""Total parameters -> width, heads, layers, learning rate (as of GPT-3's model of the size)."""
 
 PYTHIA = {"70m": (512, 8, 6, 1e-3), "160m": (768, 12, 12, 6e-4), "410m": (1024, 16, 24, 3e-4)}
 """Total parameters -> width, heads, layers, learning rate (Biderman et al., 2023, table 1)."""

@@ -40,7 +40,7 @@ def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, togethe
     A row without latents is split where the longest question ends; in a batch without latents all tokens are rest.
 
     Args:
-        continued: the tokens follow those of an earlier call.
+        continued: the tokens follow the tokens of an earlier call.
         together: N is the maximum over ranks, because under FSDP all ranks run equally many passes.
 
     Raises:

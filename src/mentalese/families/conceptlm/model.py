@@ -155,7 +155,7 @@ def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
     """Return R^2 of a batch's predicted concepts: 1 - L_NCP / the variance of the targets.
 
     Returns:
-        A scalar: 1 if all are exact, 0 if they are no better than the mean concept, negative if worse; 0 without two
+        A scalar: 1 if all are exact, 0 if they are not better than the mean concept, negative if worse; 0 without two
         different targets.
     """
     targets, valid = concepts.pooled[:, 1:].float(), concepts.valid
@@ -171,7 +171,7 @@ def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
     """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which are not part of any loss.
 
     Returns:
-        `code_accuracy`, the share of segments whose largest logit is that of the nearest code, and `code_ce`, the
+        `code_accuracy`, the share of segments whose largest logit is the logit of the nearest code, and `code_ce`, the
         cross-entropy in nats of the logits' softmax; 0 without a next concept.
     """
     assert concepts.codes is not None
@@ -387,7 +387,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def _watch(self, used: Usage, concepts: Tensor) -> None:
         """Warn once if codebooks have collapsed, so that most inputs have the same few codes (appendix E.3).
 
-        Few different `concepts` [n, d] have few codes, which is no collapse.
+        Few different `concepts` [n, d] have few codes, which is not a collapse.
         """
         if self._watched is None:
             return

@@ -3,7 +3,7 @@
     convert("their-folder", "conceptlm-pythia-410m")
 
 Their weights are the backbone's, split into `encoder` and `decoder`, the concept layers (`hlm`, `hlm_layers`), one head
-per segment (`ctx_lm_head`) and one SimVQ module per segment (`vqs`). Names are those of the release's model files and
+per segment (`ctx_lm_head`) and one SimVQ module per segment (`vqs`). Names are as in the release's model files and
 of `vector_quantize_pytorch`. Settings of their configs that this library does not compute raise an error.
 """
 

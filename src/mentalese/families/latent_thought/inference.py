@@ -222,7 +222,7 @@ def _check_gradient(model: LTMDecoder, slope: Tensor, parameter: Tensor, live: T
     if not is_plain(key_value) and bool(live.any()) and torch.equal(slope[live], parameter[live]):
         raise InputError(
             "the model's maps pass no gradient on to thoughts (quantised activations), so none can be inferred: "
-            "quantise the weights alone, or pass z"
+            "quantise only the weights, or pass z"
         )
 
 

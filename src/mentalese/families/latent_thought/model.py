@@ -238,7 +238,7 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
     def token_nll(
         self, batch: Batch, estimator: str | None = None, *, fast_steps: int | None = None, seed: int = 0
     ) -> Tensor:
-        """See `LanguageModel.token_nll`; the arguments are those of `nll_parts`."""
+        """See `LanguageModel.token_nll`; the arguments are as in `nll_parts`."""
         parts = self.nll_parts(batch, estimator, fast_steps=fast_steps, seed=seed)
         return torch.stack([*parts.values()]).sum(0)
 

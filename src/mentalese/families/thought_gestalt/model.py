@@ -335,7 +335,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         """Return the weighted mean cross-entropy, plus a hinge and `next_vector_loss` if they are used.
 
         The hinge keeps the lengths of normalised sentence vectors near 1. Both terms are weighted by the targets of
-        each sentence, so the loss is one mean over targets. Settings are those of section 2.3 and B.2.
+        each sentence, so the loss is one mean over targets. Settings are as in section 2.3 and B.2.
         """
         weights = self.target_weights(batch, eos_weight=eos_weight, **settings)
         ids, labels = batch["input_ids"], batch["labels"]

@@ -6,7 +6,7 @@ change places, and with them the candidates and all that lies between, it stays 
 facts from the root to the candidate tells them apart. Steps are one of the shortest paths, or with `steps=frontier`
 the search: step k has all edges out of what lies k - 1 steps from the person.
 
-Graphs grow from the two paths. Other nodes get about `PARENTS` parents among those of one side, or of all, and so do
+Graphs grow from the two paths. Other nodes get about `PARENTS` parents among nodes of one side, or of all, and so do
 their mirror images; some are their own, and at least one of these lies below both people. Nodes of the paths get
 further parents at the same distance, or such as neither of the two reaches. The candidates lead nowhere.
 
