@@ -39,7 +39,7 @@ DRY_RUN = ("train", "gpt2/tiny", "--dry-run")
         ([*DRY_RUN, "--data", "builtin:topics:count=9999999999999999999"], "builtin:topics.count is"),
         ([*DRY_RUN, "--data", "builtin:topics:length=9999999999"], "builtin:topics.length is"),
         ([*DRY_RUN, "--data", "file:/dev/null"], "/dev/null"),
-        (["play", "none", "--host", "a\0b"], "--host is 'a\\x00b': this machine has no such IPv4 address"),
+        (["play", "none", "--host", "a\0b"], "--host is 'a\\x00b'"),
         ([*DRY_RUN, "--data", "builtin:stdlib:"], "builtin:stdlib has no options, remove ':'"),
         ([*DRY_RUN, "--data", "builtin:recall:keys=4,"], "builtin:recall is 'keys=4,'"),
     ],

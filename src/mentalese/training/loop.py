@@ -212,7 +212,7 @@ class Run:
     def _stop(self, signum: int) -> NoReturn:
         """Write a checkpoint, unless the last one is of this step, and end the run."""
         if self.checkpoints.latest() != self.state.step:
-            self._save_checkpoint()
+            self._write_checkpoint()
         self.checkpoints.wait()
         raise Interrupted(signum, f"stopped at step {self.state.step}; --resume continues from there")
 
@@ -236,13 +236,13 @@ class Run:
                 if state.validation_due:
                     self._validate()
                 if self._is_checkpoint(state.step):
-                    self._save_checkpoint()
+                    self._write_checkpoint()
         if state.best_step is None:  # nothing was left to train, and the model on disk is of another step
             self._validate()
         # Several processes cannot write a checkpoint while the first of them scores the test split.
         keeps = self.recipe.train.checkpoint_every > 0 or self.parallel.world_size > 1
         if keeps and self.checkpoints.latest() != state.step:
-            self._save_checkpoint()
+            self._write_checkpoint()
 
     def one_step(self) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step
@@ -409,7 +409,7 @@ class Run:
             "command": provenance.command(),
         } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
-    def _save_checkpoint(self) -> None:
+    def _write_checkpoint(self) -> None:
         self.checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: SplitResult) -> None:

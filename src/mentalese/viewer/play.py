@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from ipaddress import ip_address
 from pathlib import Path
@@ -239,14 +239,8 @@ def build(player: Player) -> gr.Blocks:
             first, framed = not framed, True
             return _frame(thought_page(drawn)) if first else same, as_json(drawn)
 
-        yield (
-            _text(typed, typed),
-            _status("Thinking …"),
-            _NONE_YET,
-            "",
-            _rest(player.known(prompt)),
-            player.command(options),
-        )
+        known = _rest(player.known(prompt))
+        yield _text(typed, typed), _status("Thinking …"), _NONE_YET, "", known, player.command(options)
         try:
             if not stopped.is_set():
                 with closing(player.write(options, stopped, looks.append)) as texts:  # stops if the reader leaves
@@ -268,11 +262,6 @@ def build(player: Player) -> gr.Blocks:
         if request.session_hash in stops:
             stops[request.session_hash].set()
 
-    def offer() -> list[object]:
-        examples = player.examples
-        buttons = [gr.update(value=one.label, visible=True) for one in examples]
-        return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(examples))]
-
     hidden: Any = {"api_visibility": "private", "show_progress": "hidden"}
     with gr.Blocks(title=f"{player.saved.path} · mentalese", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(_about(player))
@@ -292,7 +281,7 @@ def build(player: Player) -> gr.Blocks:
                 frame = gr.HTML(_NONE_YET)
         feed = gr.HTML("", html_template="", js_on_load=_FEED)
 
-        page.load(offer, outputs=offers, **hidden)
+        page.load(partial(_offers, player), outputs=offers, **hidden)
         for number, button in enumerate(offers):
             button.click(lambda number=number: player.examples[number].prompt, outputs=prompt, **hidden)
         request = gr.on([go.click, prompt.submit], begin, outputs=[go, halt, status], queue=False, **hidden)
@@ -301,6 +290,12 @@ def build(player: Player) -> gr.Blocks:
         answered.then(end, outputs=[go, halt], queue=False, **hidden)
         halt.click(stop, queue=False, **hidden)
     return page
+
+
+def _offers(player: Player) -> list[object]:
+    """Return updates of the buttons with examples."""
+    buttons = [gr.update(value=one.label, visible=True) for one in player.examples]
+    return [*buttons, *[gr.update(visible=False)] * (_EXAMPLES - len(buttons))]
 
 
 def _about(player: Player) -> str:

@@ -40,9 +40,9 @@ from transformers import (
     GenerationConfig,
     MaxLengthCriteria,
     StoppingCriteriaList,
+    TextStreamer,
 )
 from transformers import initialization as init
-from transformers.generation import BaseStreamer
 
 from mentalese.data.batch import Batch, send
 from mentalese.errors import InputError, require
@@ -309,7 +309,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         generation_config: GenerationConfig | None = None,
         *,
         num_steps: int | None = None,
-        streamer: BaseStreamer | None = None,
+        streamer: TextStreamer | None = None,
         **kwargs: Any,
     ) -> Tensor:
         """Generate by ancestral sampling: replace masks in and after prompts by text (Hugging Face's `generate`).
@@ -352,7 +352,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
         num_steps: int | None,
-        streamer: BaseStreamer | None,
+        streamer: TextStreamer | None,
         inside: bool,
         **kwargs: Any,
     ) -> Tensor:
