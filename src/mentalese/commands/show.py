@@ -11,6 +11,7 @@ from typing import Any
 from mentalese.commands.options import RecipeName, Settings
 from mentalese.commands.shared import print_json
 from mentalese.data.layouts import Packed
+from mentalese.files import JsonObject
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe, override, sections
@@ -18,7 +19,7 @@ from mentalese.registry import recipes
 from mentalese.screen import width
 from mentalese.values import checked_dataclass
 
-Entry = dict[str, Any]
+Entry = JsonObject
 """A field: `value`, `default`, `baseline` if there is one, `differs_from_default`, `differs_from_baseline`, `doc`."""
 Fields = Mapping[str, object]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.config import MOST_TENSORS, check_fields
-from mentalese.recipe import Recipe
+from mentalese.recipe import Fields, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
     return CONFIG_MAPPING[model_type]
 
 
-def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """Return a model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
 
     Raises:
@@ -56,7 +56,7 @@ def build_config(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> 
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
 
 
-def build_model(fields: dict[str, Any], tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:
+def build_model(fields: Fields, tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:
     """Return a freshly initialised model; the same seed yields the same weights.
 
     Raises:

@@ -18,6 +18,7 @@ from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError
 from mentalese.files import (
     RECORD,
+    JsonObject,
     check_files,
     file_hashes,
     read_json,
@@ -94,7 +95,7 @@ def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[st
 
 
 def reading_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: dict[str, Any]
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: JsonObject
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer by which `load` would read texts for this model.
 
@@ -128,13 +129,13 @@ def check_model(path: str | Path) -> None:
     raise InputError(problem)
 
 
-def saved_about(path: str | Path) -> dict[str, Any]:
+def saved_about(path: str | Path) -> JsonObject:
     """Return the facts in a saved model's `mentalese.json`, or else in its tokenizer; empty for other projects'."""
     if (file := _saved_file(path, RECORD)) is not None:
         return read_json(file)
     if (file := _saved_file(path, "tokenizer_config.json")) is None:
         return {}
-    return checked(f"{file}: {ABOUT}", dict[str, Any], read_json(file).get(ABOUT, {}))
+    return checked(f"{file}: {ABOUT}", JsonObject, read_json(file).get(ABOUT, {}))
 
 
 def _saved_file(path: str | Path, name: str) -> Path | None:

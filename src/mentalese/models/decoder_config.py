@@ -11,9 +11,10 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.models.config import LatentThoughtConfig, check_fields
+from mentalese.recipe import Fields
 
 
-def decoder_config(where: str, fields: dict[str, Any]) -> PreTrainedConfig:
+def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
     """Return the Hugging Face config of a decoder from its `model_type` and fields.
 
     Args:
@@ -101,7 +102,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     model_type = "wrapped_decoder"
     default_backbone = "gpt2"
-    backbone: dict[str, Any] | None = None
+    backbone: Fields | None = None
     hidden_size: int = None  # type: ignore[assignment]
     num_hidden_layers: int = None  # type: ignore[assignment]
     num_attention_heads: int = None  # type: ignore[assignment]

@@ -169,7 +169,7 @@ def _compare(body: Any, found: Places) -> None:
     read: list[Tensor] = []
     reached: list[object] = []
 
-    def look(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def look(layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> object:
         reached.append(kwargs.pop("probe", None))
         read.append(args[0] if args else kwargs["hidden_states"])
         return args, kwargs

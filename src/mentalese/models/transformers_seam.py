@@ -182,7 +182,7 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         self.initialize(module)
 
-    def _initialize_weights(self, module: nn.Module, *options: Any) -> None:
+    def _initialize_weights(self, module: nn.Module, *options: bool) -> None:
         # Models that are not transformers' own skip modules without weights of their own, unless no option is passed.
         super()._initialize_weights(module, *(() if self.initializes_containers else options))
 

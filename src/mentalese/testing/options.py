@@ -22,7 +22,7 @@ from mentalese.evaluation.answers import ask
 from mentalese.model_fields import MISSING, ConfigField, is_filled_in, model_fields
 from mentalese.models.build import build_config, build_model, context_length
 from mentalese.models.saved import Saved
-from mentalese.recipe import Recipe
+from mentalese.recipe import Fields, Recipe
 from mentalese.recipe_files import change, members, section_fields
 from mentalese.registry import families
 from mentalese.testing.cases import MODES, Case
@@ -67,9 +67,10 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
     ignored: list[str] = []
     seen: dict[str, list[Observed]] = {}  # most fields are held against the same base
     for name, field in model_fields(model["model_type"]).items():
-        if name != field.name or is_filled_in(name) or isinstance(idle.get(name), str):
+        changes: str | Fields = idle.get(name, {})
+        if name != field.name or is_filled_in(name) or isinstance(changes, str):
             continue
-        base = model | dict(idle.get(name, {}))
+        base = model | changes
         key = repr(base)
         if key not in seen:
             seen[key] = list(_observations(case, base, batch))
@@ -80,13 +81,13 @@ def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -
     assert not ignored, "accepted, and nothing changes: refuse the value, or say why in Family.idle_options"
 
 
-def idle_options(kind: str) -> dict[str, Any]:
+def idle_options(kind: str) -> Fields:
     """Return reasons why fields of a model type or a layout are idle, or the settings that they need for an effect."""
     reasons = [family.idle_options.get(kind, {}) for family in families().values()]
     return {name: why for options in reasons for name, why in options.items()}
 
 
-def _others(case: Case, fields: dict[str, Any], field: ConfigField) -> list[Any]:
+def _others(case: Case, fields: Fields, field: ConfigField) -> list[Any]:
     """Return other values of a field's type, including the class's default."""
     now = getattr(build_config(fields, case.tokenizer), field.name)
     has_default = field.default not in (MISSING, None) and not isinstance(field.default, tuple)
@@ -117,7 +118,7 @@ def others(hint: Any, now: Any) -> list[Any]:
     return [value for i, value in enumerate(values) if value != now and value not in values[:i]]
 
 
-def _model_moves(case: Case, fields: dict[str, Any], batch: Batch, expected: list[Observed]) -> bool:
+def _model_moves(case: Case, fields: Fields, batch: Batch, expected: list[Observed]) -> bool:
     """Test if anything differs from what is expected, or the fields are refused; the cheapest is compared first."""
     try:
         for observed, other in zip(_observations(case, fields, batch), expected):
@@ -128,7 +129,7 @@ def _model_moves(case: Case, fields: dict[str, Any], batch: Batch, expected: lis
     return False
 
 
-def _observations(case: Case, fields: dict[str, Any], batch: Batch) -> Iterator[Observed]:
+def _observations(case: Case, fields: Fields, batch: Batch) -> Iterator[Observed]:
     """Yield the properties and results of a model with these fields."""
     model: Any = build_model(fields, case.tokenizer, seed=0).to(DEVICE)
     context = torch.tensor(context_length(model.config) or 0)
@@ -151,11 +152,11 @@ Look = Callable[[Recipe], object]
 
 STEPS = 2
 
-STOPPED: dict[str, dict[str, Any]] = {
+STOPPED: dict[str, Fields] = {
     "train": {"eval_every": 1, "early_stopping_patience": 1, "early_stopping_min_delta": 1e9},
     "evaluation": {"metric": "perplexity"},
 }
-NEEDS: dict[str, dict[str, Any]] = {
+NEEDS: dict[str, Fields] = {
     "layout.removal": {"layout": {"uniform_prob": 0.0}},
     "layout.removal_smoothing": {"layout": {"uniform_prob": 0.0, "removal": "tokens"}},
     "layout.too_long": {"layout": {"sequence_length": 60}},
@@ -220,11 +221,11 @@ class Unsaved(Run):
     def _save_model(self, figure: object) -> None:
         pass
 
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self) -> Fields:
         return {}
 
 
-def _moves(base: Recipe, changes: dict[str, Any], looks: tuple[Look, ...]) -> bool:
+def _moves(base: Recipe, changes: Fields, looks: tuple[Look, ...]) -> bool:
     """Test if any look at the changed recipe differs from the look at the base, or it is refused."""
     try:
         recipe = change(base, changes)

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from mentalese.data.batch import Batch
 from mentalese.data.documents import HELD_OUT
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.files import read_json
+from mentalese.files import JsonObject, read_json
 from mentalese.recipe import Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.training.loop import Run, train
@@ -48,7 +48,7 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
         train_tokens=None,
         held_out=HELD_OUT,
     )
-    sizes: dict[str, Any] = {"tokens_per_batch": 400, "max_sentences": 6}
+    sizes: JsonObject = {"tokens_per_batch": 400, "max_sentences": 6}
     if layout.sequence_length is not None:
         sizes = {"batch_size": 4, "sequence_length": min(layout.sequence_length, 128 if asks else 64)}
     if isinstance(layout, QuestionAnswer):
@@ -149,7 +149,7 @@ def printed(out: Path) -> str:
     return out.with_name(f"{out.name}.log").read_text()
 
 
-def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
+def finish(process: BaseProcess, out: Path) -> JsonObject:
     """Wait for a launched run and return its `result.json`."""
     process.join(timeout=240)
     assert process.exitcode == 0, printed(out)
@@ -159,7 +159,7 @@ def finish(process: BaseProcess, out: Path) -> dict[str, Any]:
 # -- contents of a run's folder ----------------------------------------------------------------------------------------
 
 
-def metrics(out: Path) -> list[dict[str, Any]]:
+def metrics(out: Path) -> list[JsonObject]:
     return read_metrics(out / "metrics.jsonl")
 
 
@@ -179,7 +179,7 @@ def checkpoint_steps(out: Path) -> list[int]:
 def checkpoint(out: Path) -> dict[str, Tensor]:
     """Weights and optimiser state of the newest checkpoint, read by PyTorch's own reader."""
     reader = dcp.FileSystemReader(out / "checkpoints" / f"step-{checkpoint_steps(out)[-1]:08}")
-    stored: dict[str, Any] = reader.read_metadata().state_dict_metadata
+    stored: JsonObject = reader.read_metadata().state_dict_metadata
     tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
     with warnings.catch_warnings(action="ignore"):  # it reports that there is only one process
         dcp.load(tensors, storage_reader=reader, no_dist=True)

@@ -231,7 +231,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return modules
 
 
-def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[Any]:
+def no_sync(step: nn.Module, last: bool) -> AbstractContextManager[object]:
     """Return a context for a micro-batch's forward and backward pass: only the last one reduces gradients."""
     if isinstance(model := getattr(step, "model", None), FSDPModule):
         model.set_requires_gradient_sync(last)

@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mentalese.data.store import source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError, require
-from mentalese.files import check_folder_place, read_json, temporary_name
+from mentalese.files import JsonObject, check_folder_place, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
 from mentalese.training.tracking import Record
@@ -20,7 +20,7 @@ from mentalese.training.tracking import Record
 if TYPE_CHECKING:
     from mentalese.training.parallel import Parallel
 
-RunResult = dict[str, Any]
+RunResult = JsonObject
 """The content of a run's `result.json`."""
 LOCK = ".lock"
 """A file in a run's folder that the process that trains there has locked."""

@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mentalese.errors import InputError, nearest, require
-from mentalese.files import sealed, unsealed, write_text
+from mentalese.files import JsonObject, sealed, unsealed, write_text
 from mentalese.install import install_command
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-Record = dict[str, Any]
+Record = JsonObject
 """A line of `metrics.jsonl`."""
 Log = Callable[[Record], None]
 _MODULES = {"trackio": "trackio", "wandb": "wandb", "tensorboard": "torch.utils.tensorboard"}
