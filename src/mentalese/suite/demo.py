@@ -23,7 +23,7 @@ from mentalese.html import render
 from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
-from mentalese.suite.demo_models import DEMO, Shown
+from mentalese.suite.demo_models import DEMO, DemoModel
 from mentalese.suite.judge import levels_of, scored_nats
 from mentalese.suite.tasks import task
 from mentalese.suite.tasks.recall import Recall
@@ -68,7 +68,7 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
     return page
 
 
-def _shown(name: str, part: Shown, folder: Path) -> Entry:
+def _shown(name: str, part: DemoModel, folder: Path) -> Entry:
     """Return a model's scores and examples; its page is written next to its folder."""
     models = {
         label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
@@ -120,7 +120,7 @@ def _answered(own: Saved, split: Split, first: Sequence[AnswerRecord], second: S
     return sorted(examples.values(), key=_worth)[:EXAMPLES]
 
 
-def _predicted(own: Saved, without: Saved, part: Shown) -> list[Entry]:
+def _predicted(own: Saved, without: Saved, part: DemoModel) -> list[Entry]:
     """Return texts with the worth of thoughts at each token; if answers count, with the tokens that both predict."""
     examples = []
     generator = task(part.task.spec)

@@ -11,7 +11,7 @@ from mentalese.suite.recipes import SUITE
 
 
 @dataclass(frozen=True)
-class Shown:
+class DemoModel:
     """A model of the demo.
 
     Attributes:
@@ -42,14 +42,14 @@ EXPRESSIONS = replace(
 )
 
 DEMO = {
-    "memory": Shown(
+    "memory": DemoModel(
         RECALL,
         _mechanism(RECALL, "memory", 1_500_000, 4e-4),
         "Thought Gestalt remembers sentences",
         "The model reads one sentence at a time. What an animal owns was said in an earlier sentence, so the "
         "answer can only come from the memory, which contains one vector per sentence.",
     ),
-    "composition": Shown(
+    "composition": DemoModel(
         COMPOSITION,
         # The curriculum replaces one written step after the other by a latent.
         COMPOSITION.methods[0].recipe.replace(name="demo/steps"),
@@ -57,14 +57,14 @@ DEMO = {
         "Four or five permutations of a, b and c are applied one after the other: what do they make of abc? Between "
         "question and answer the model reads its last hidden state four times, instead of writing steps.",
     ),
-    "topic": Shown(
+    "topic": DemoModel(
         TOPICS,
         _mechanism(TOPICS, "topic", 500_000, 0.016),
         "A Latent Thought Model infers what a text is about",
         "Each text is drawn from one of eight hidden tables of words. The model sees a single token, and thoughts that "
         "it inferred from the first half of the text. The second half is scored.",
     ),
-    "forks": Shown(
+    "forks": DemoModel(
         EXPRESSIONS,
         questions("demo/forks", EXPRESSIONS.spec, forking(1.0, 4, [1, 2]), 5, 40, 128).replace(
             description="forks before layers 1 and 2", layout={"batch_size": 32}
@@ -73,7 +73,7 @@ DEMO = {
         "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "
         "on average and learns where: a dot below a token is a stream that it ends with.",
     ),
-    "concepts": Shown(
+    "concepts": DemoModel(
         PHRASES,
         # The losses' weights suit small models.
         _mechanism(PHRASES, "concepts", 600_000, 5e-3).replace(

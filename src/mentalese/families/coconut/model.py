@@ -30,7 +30,7 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.families.coconut.layout import Layout, in_order, lay_out
+from mentalese.families.coconut.places import TokenPlaces, in_order, lay_out
 from mentalese.families.coconut.steps import StepDecoder, step_loss
 from mentalese.models.backbone import attention_masks, attention_width, linear_weights, takes_pairs
 from mentalese.models.base import LossOutput, follows
@@ -262,13 +262,13 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         continued = "hidden" in state
         real = self.real_tokens(input_ids, attention_mask, cache)
         is_latent = (input_ids == self.config.latent_token_id) & real
-        layout = self._layout(is_latent, real, continued, together=self.training)
-        mask = torch.cat((state["mask"], layout.real), dim=1) if continued else layout.real
+        places = self._places(is_latent, real, continued, together=self.training)
+        mask = torch.cat((state["mask"], places.real), dim=1) if continued else places.real
         self.check_length(mask, mask.shape[1])
         keys = None
         if cache is not None:
             keys = Cache(layers=cache.layers)
-        elif layout.thinks.shape[1]:
+        elif places.thinks.shape[1]:
             keys = DynamicCache()
         read = Passes(
             self.backbone.base_model,
@@ -277,12 +277,12 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             keep_levels=output_hidden_states,
             checkpoint=self._checkpoint if self.training and cache is None else None,
         )
-        embedded = self.get_input_embeddings()(input_ids.gather(1, layout.source))
+        embedded = self.get_input_embeddings()(input_ids.gather(1, places.source))
         encoded = CoconutEncoded(hidden=embedded, is_latent=is_latent)
-        levels = [self._think(encoded, layout, read, state)]
+        levels = [self._think(encoded, places, read, state)]
         levels += [torch.cat(level, dim=1) for level in zip(*read.levels)]
-        places = layout.place[..., None].expand(-1, -1, levels[0].shape[2])
-        hidden, *levels = (level.gather(1, places) for level in levels)
+        columns = places.place[..., None].expand(-1, -1, levels[0].shape[2])
+        hidden, *levels = (level.gather(1, columns) for level in levels)
         if attention_mask is not None:
             hidden, *levels = (level.masked_fill(~real[..., None], 0.0) for level in (hidden, *levels))
         if cache is not None:
@@ -295,7 +295,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         encoded.hidden, encoded.hidden_states = hidden, tuple(levels) or None
         return encoded
 
-    def _layout(self, is_latent: Tensor, real: Tensor, continued: bool, *, together: bool) -> Layout:
+    def _places(self, is_latent: Tensor, real: Tensor, continued: bool, *, together: bool) -> TokenPlaces:
         """Return the columns of tokens, bool [B, L] each; further tokens, one per row, are latents or not."""
         if self.config.mode == "pause":
             return in_order(real, is_latent[:, :0])
@@ -303,19 +303,19 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             return in_order(real, is_latent)
         return lay_out(is_latent, real, continued=continued, together=together)
 
-    def _think(self, encoded: CoconutEncoded, layout: Layout, read: Passes, state: dict[str, Tensor]) -> Tensor:
+    def _think(self, encoded: CoconutEncoded, places: TokenPlaces, read: Passes, state: dict[str, Tensor]) -> Tensor:
         """Return final hidden states [B, P + N + R, d]: of questions, latents and the rest; keep the latents."""
         embedded = encoded.hidden
-        passes = layout.thinks.shape[1]
+        passes = places.thinks.shape[1]
         if not passes:
             return read(embedded)
         before = state["hidden"] if "hidden" in state else torch.zeros_like(embedded[:, 0])
         parts = []
-        if layout.prompt:
-            parts.append(read(embedded[:, : layout.prompt]))
-            before = torch.where(layout.first[:, None], before, parts[0][:, -1])
+        if places.prompt:
+            parts.append(read(embedded[:, : places.prompt]))
+            before = torch.where(places.first[:, None], before, parts[0][:, -1])
         for number in range(passes):
-            column, thinking = layout.prompt + number, layout.thinks[:, number]
+            column, thinking = places.prompt + number, places.thinks[:, number]
             latent = self._latent(encoded, before, thinking, state).to(embedded.dtype)
             inputs = torch.where(thinking[:, None], latent, embedded[:, column])[:, None]
             if number == passes - 1:  # the rest needs no pass of its own
@@ -405,8 +405,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         is_latent = (ids == self.config.latent_token_id) & real
-        layout = self._layout(is_latent, real, continued=False, together=False)
-        prompt, passes, columns = layout.prompt, layout.thinks.shape[1], layout.source.shape[1]
+        places = self._places(is_latent, real, continued=False, together=False)
+        prompt, passes, columns = places.prompt, places.thinks.shape[1], places.source.shape[1]
         single = max(passes - 1, 0)
         pairs = prompt**2 + sum(prompt + number for number in range(1, single + 1))
         pairs += (columns - prompt - single) * columns  # the last pass reads the rest

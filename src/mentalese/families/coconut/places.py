@@ -14,7 +14,7 @@ from mentalese.errors import InputError
 
 
 @dataclass
-class Layout:
+class TokenPlaces:
     """The places of a batch's tokens in the columns of the passes.
 
     Attributes:
@@ -34,8 +34,8 @@ class Layout:
     prompt: int
 
 
-def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, together: bool = False) -> Layout:
-    """Return the layout of a batch from its latents and tokens, both bool [B, L]; waits for a GPU once.
+def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, together: bool = False) -> TokenPlaces:
+    """Return the places of a batch from its latents and tokens, both bool [B, L]; waits for a GPU once.
 
     A row without latents is split where the longest question ends; in a batch without latents all tokens are rest.
 
@@ -75,10 +75,10 @@ def lay_out(is_latent: Tensor, real: Tensor, *, continued: bool = False, togethe
     source = column.new_zeros(len(real), columns + 1).scatter_(1, place_or_end, column)[:, :-1]
     filled = real.new_zeros(len(real), columns + 1).scatter_(1, place_or_end, value=True)[:, :-1]
     thinks = torch.arange(on_host[0], device=real.device) < latents[:, None]
-    return Layout(source, filled, place.masked_fill(~real, 0), thinks, first, on_host[1])
+    return TokenPlaces(source, filled, place.masked_fill(~real, 0), thinks, first, on_host[1])
 
 
-def in_order(real: Tensor, thinks: Tensor) -> Layout:
-    """Return a layout that keeps columns, with `thinks` bool [B, L] or [B, 0]; does not wait for a GPU."""
+def in_order(real: Tensor, thinks: Tensor) -> TokenPlaces:
+    """Return places that keep columns, with `thinks` bool [B, L] or [B, 0]; does not wait for a GPU."""
     column = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    return Layout(column, real, column, thinks, first=real[:, 0], prompt=0)
+    return TokenPlaces(column, real, column, thinks, first=real[:, 0], prompt=0)
