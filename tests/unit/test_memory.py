@@ -104,7 +104,7 @@ def test_texts_that_change_between_two_readings_are_refused() -> None:
         calls.append(1)
         return [f"{text} {len(calls)}" for text in TEXTS]
 
-    with pytest.raises(InputError, match="differ from those of the first reading"):
+    with pytest.raises(InputError, match="differ from the texts of the first reading"):
         open_source(as_source(changing))
 
 

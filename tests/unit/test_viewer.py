@@ -421,7 +421,7 @@ def test_a_model_is_shown_beside_itself_without_its_thoughts(
     gains = [value for value in own["scores"]["gain"]["values"] if value is not None]
     assert any(abs(gain) > 1e-6 for gain in gains)
     assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, "--against", "removed"]) == 2
-    assert "thought_control" in capsys.readouterr().err
+    assert "has no thoughts of its own" in capsys.readouterr().err
 
 
 def test_a_model_without_its_thoughts_has_the_same_options(
