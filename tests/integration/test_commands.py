@@ -17,7 +17,7 @@ from mentalese.compare.jobs import run_jobs as jobs_of_this_process
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.recipe import TrainConfig
 from mentalese.registry import families
-from mentalese.suite.demo_models import DEMO, Shown
+from mentalese.suite.demo_models import DEMO, DemoModel
 from support import keep_changes, tiny_recipes
 
 SMALL = """
@@ -270,7 +270,7 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
     monkeypatch.chdir(tmp_path)
     trained: list[str] = []
 
-    def short(shown: Shown) -> Shown:
+    def short(shown: DemoModel) -> DemoModel:
         name, _, options = shown.task.spec.partition(":")
         spec = ",".join([f"{name}:count=100", *(option for option in options.split(",") if "count" not in option)])
         data = dataclasses.replace(shown.recipe.data, source=f"builtin:{spec}")
