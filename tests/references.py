@@ -15,7 +15,7 @@ from mentalese.nn.ragged import split_heads
 def scored_attention_reference(
     q: Tensor, k: Tensor, v: Tensor, scores: Tensor, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """Return softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal if there is no mask."""
+    """Return softmax(scale (q k^T + scores)) (exp(scores) v) with all logits at once; causal without a mask."""
     logits = scale * (q @ k.transpose(-1, -2) + scores[:, None, None, :])
     if attn_mask is None:
         attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()

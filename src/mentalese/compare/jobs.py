@@ -99,9 +99,9 @@ def check_jobs(count: int | None, executor: str | None) -> None:
     require(count is None or count > 0, "jobs", count, "use at least 1")
     # Each rank would send all jobs, as ranks of its own.
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    alone = f"{ranks} processes share each training, so remove it"
-    require(ranks == 1 or count in (None, 1), "jobs", count, alone)
-    require(ranks == 1 or executor is None, "executor", executor, alone)
+    remedy = f"{ranks} processes share each training, so remove it"
+    require(ranks == 1 or count in (None, 1), "jobs", count, remedy)
+    require(ranks == 1 or executor is None, "executor", executor, remedy)
     if executor is not None:
         Cluster(executor)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
-from mentalese.errors import require
+from mentalese.errors import InputError, require
 from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
 from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
@@ -149,7 +149,8 @@ class LanguageModel(_Module):
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
         """Return the weights [batch, length] of `labels` in the training loss, or `None` if all count the same."""
         for name, value in settings.items():
-            require(False, f"phases.model.{name}", value, f"{type(self).__name__} has no such training setting")
+            field = f"phases.model.{name}"
+            raise InputError(f"{field} is {value!r}: {type(self).__name__} has no such training setting", field)
         return None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:

@@ -184,13 +184,10 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         """Raise `InputError` if the number of layers is not a multiple of `layers_per_turn`."""
         layers = self.num_hidden_layers
         fits = layers_per_turn is None or (layers_per_turn >= 1 and layers % layers_per_turn == 0)
-        remedy = f"set a divisor of num_hidden_layers ({layers}), or None"
-        require(fits, f"{self.model_type}.layers_per_turn", layers_per_turn, remedy)
+        self.require(fits, "layers_per_turn", f"set a divisor of num_hidden_layers ({layers}), or None")
 
     def validate_architecture(self) -> None:
-        remedy = "a model with this config has no thoughts to control, remove it"
         can_control = self.thought_control is None or self.has_thoughts
-        require(can_control, f"{self.model_type}.thought_control", self.thought_control, remedy)
-        remedy = f"set a multiple of num_attention_heads ({self.num_attention_heads})"
+        self.require(can_control, "thought_control", "a model with this config has no thoughts to control, remove it")
         fits = self.hidden_size % self.num_attention_heads == 0
-        require(fits, f"{self.model_type}.hidden_size", self.hidden_size, remedy)
+        self.require(fits, "hidden_size", f"set a multiple of num_attention_heads ({self.num_attention_heads})")

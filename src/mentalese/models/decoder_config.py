@@ -116,7 +116,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
             other = getattr(inner, "init_std", 0.02) if name == "initializer_range" else None  # OPT's name for it
             value, inherited = getattr(self, name), getattr(inner, name, other)
             remedy = f"it is the backbone's, {inherited}; set it in {self.model_type}.backbone"
-            require(value in (inherited, None), f"{self.model_type}.{name}", value, remedy)
+            self.require(value in (inherited, None), name, remedy)
             setattr(self, name, inherited)
         super().__post_init__(**kwargs)
 

@@ -185,13 +185,13 @@ def _compare(body: Any, found: Places) -> None:
         mask = torch.full((1, 1, _LENGTH, _LENGTH), torch.finfo(torch.float32).min).triu(1)
     for number, layer in enumerate(layers):
         options = found.positions(body, read[number], positions, len(layers))[number]
-        alone, keys, steps = layer(read[number], attention_mask=mask, use_cache=False, **options), _Keys(), []
+        at_once, keys, steps = layer(read[number], attention_mask=mask, use_cache=False, **options), _Keys(), []
         for t in range(_LENGTH):
             now = found.positions(body, read[number], positions[:, t : t + 1], len(layers))[number]
             now |= {found.cache: keys, "attention_mask": None, "use_cache": True}
             steps.append(layer(read[number][:, t : t + 1], **now))
         inside = read[number + 1] if number + 1 < len(layers) else None
-        for states in (alone, torch.cat(steps, dim=1)):
+        for states in (at_once, torch.cat(steps, dim=1)):
             output = getattr(body, found.norm)(states) if inside is None else states
             if not torch.allclose(output, whole if inside is None else inside, atol=1e-4, rtol=1e-4):
                 raise LookupError("its layers by themselves do something else than inside it")

@@ -187,7 +187,7 @@ VALUES: dict[str, list[Any]] = {
     "evaluation.max_documents": [1],
     "evaluation.documents_seed": [1],
 }
-"""Where the next larger or smaller value may rightly change nothing in so short a run, or others take long."""
+"""Values of fields whose next larger or smaller value may change nothing in so short a run, or takes long."""
 
 
 def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case, tmp_path: Path) -> None:

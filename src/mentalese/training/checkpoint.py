@@ -62,9 +62,9 @@ class Checkpointer:
     def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
         self.folder, self.parallel, self.keep = folder, parallel, keep
         # Saves run during training, so their messages need a separate group.
-        alone = parallel.world_size == 1
-        self._group = None if alone else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
-        self._processes: dict[str, Any] = {"process_group": self._group, "no_dist": alone}
+        is_single = parallel.world_size == 1
+        self._group = None if is_single else dist.new_group(backend="gloo", timeout=timedelta(hours=12))
+        self._processes: dict[str, Any] = {"process_group": self._group, "no_dist": is_single}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
         if parallel.is_main:

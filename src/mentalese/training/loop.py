@@ -256,7 +256,7 @@ class Run:
             group["lr"] = rate
 
         micros = recipe.train.gradient_accumulation_steps
-        alone = micros == 1 and parallel.world_size == 1
+        is_whole = micros == 1 and parallel.world_size == 1
         outputs: list[LossOutput] = []
         self.model.before_step(step_seed(recipe.train.seed, step, 0, 0))
         for micro in range(micros):
@@ -266,11 +266,11 @@ class Run:
             with no_sync(self.step, last=micro == micros - 1), self.autocast():
                 output = self.step(to_device(batch, parallel.device), settings)
                 # One process has the batch's mean loss; else sums are reduced and divided by the global weight below.
-                (output.loss if alone else output.loss * output.weight).backward()
+                (output.loss if is_whole else output.loss * output.weight).backward()
             outputs.append(output)
         scale: float | Tensor = 1.0
         loss, metrics = outputs[0].loss.detach(), outputs[0].metrics
-        if not alone:
+        if not is_whole:
             scale, loss, metrics = self._mean(outputs)
         if self._is_logged(step + 1):
             shares = gradient_shares(self.model.gradient_groups())
