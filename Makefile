@@ -6,6 +6,7 @@ BIN := .venv/bin
 .PHONY: install demo test test-all test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
 
 NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
+SOURCES := $(shell find src/mentalese -name '*.py' -o -name '*.json')
 
 install: .venv/installed
 
@@ -63,7 +64,8 @@ site: .venv/docs-installed $(NOTEBOOKS:examples/%=build/%)
 notebooks: .venv/docs-installed
 	$(BIN)/python scripts/notebooks.py build/notebooks
 
-build/notebooks/%.ipynb: examples/notebooks/%.ipynb scripts/notebooks.py | .venv/docs-installed
+# They are executed again when the library has changed: what was kept of an older one hides a call that no longer works.
+build/notebooks/%.ipynb: examples/notebooks/%.ipynb scripts/notebooks.py $(SOURCES) | .venv/docs-installed
 	$(BIN)/python scripts/notebooks.py build/notebooks $*
 
 .venv/docs-installed: .venv/installed
