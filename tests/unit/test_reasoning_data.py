@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mentalese.data.arithmetic import arithmetic
 from mentalese.data.builtin import BUILTIN
 from mentalese.data.prosqa import PUBLISHED, SMALL, GraphSize, Question, prosqa_questions
 from mentalese.data.sources import open_source
@@ -176,13 +175,16 @@ def test_a_question_does_not_depend_on_the_count() -> None:
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
-def test_every_equation_holds_and_the_last_one_gives_the_answer() -> None:
+@pytest.mark.parametrize(
+    ("name", "form", "steps"), [("arithmetic", "<<{}>>\n", {1, 2, 3, 4}), ("word-problems", "{}\n", {2, 3, 4})]
+)
+def test_every_equation_holds_and_the_last_one_gives_the_answer(name: str, form: str, steps: set[int]) -> None:
     lengths = Counter()
-    for document in arithmetic()[:2000]:
-        question, *steps, answer = document.segments or ()
-        known = set(map(int, re.findall(r"\d+", question)))
-        for step in steps:
-            numbers, result = re.fullmatch(r"<<(.+)=(\d+)>>\n", step).groups()  # type: ignore[union-attr]
+    for document in BUILTIN[name].documents()[:2000]:
+        question, *equations, answer = document.segments or ()
+        known = {2, *map(int, re.findall(r"\d+", question))}
+        for step in equations:
+            numbers, result = re.fullmatch(form.format(r"(.+)=(\d+)"), step).groups()  # type: ignore[union-attr]
             first, *rest = re.findall(r"\d+|[-+*/]", numbers)
             value = float(first)
             for sign, number in zip(rest[::2], rest[1::2], strict=True):
@@ -191,9 +193,9 @@ def test_every_equation_holds_and_the_last_one_gives_the_answer() -> None:
             assert value > 0
             assert {int(number) for number in (first, *rest[1::2])} <= known, "told, or computed before"
             known.add(int(result))
-        assert steps[-1].endswith(f"={answer.removeprefix('### ')}>>\n")
-        lengths[len(steps)] += 1
-    assert lengths.keys() == {1, 2, 3, 4}
+        assert equations[-1] == form.format(f"{numbers}={answer.removeprefix('### ')}")
+        lengths[len(equations)] += 1
+    assert lengths.keys() == steps
 
 
 @pytest.mark.parametrize(("size", "share"), [(SMALL, 0.93), (PUBLISHED, 0.6)])
@@ -208,13 +210,14 @@ def test_one_edge_answers_most_small_questions(size: GraphSize, share: float) ->
     assert right / 1000 == pytest.approx(share, abs=0.03)
 
 
-def test_a_description_counts_the_questions_of_each_split() -> None:
-    found = open_source("builtin:arithmetic")
+@pytest.mark.parametrize("name", ["arithmetic", "word-problems"])
+def test_a_description_counts_the_questions_of_each_split(name: str) -> None:
+    found = open_source(f"builtin:{name}")
     sizes = [sum(1 for _ in found.documents(split)) for split in ("train", "validation", "test")]
-    assert f"({sizes[0]:,}, {sizes[1]} and {sizes[2]})" in BUILTIN["arithmetic"].description
+    assert f"({sizes[0]:,}, {sizes[1]} and {sizes[2]})" in BUILTIN[name].description
 
 
-@pytest.mark.parametrize("name", ["prosqa-small", "arithmetic"])  # prosqa differs in its size alone
+@pytest.mark.parametrize("name", ["prosqa-small", "arithmetic", "word-problems"])  # prosqa differs only in its size
 def test_built_in_questions_are_records(name: str) -> None:
     assert BUILTIN[name].kind == "records"
     for document in BUILTIN[name].documents()[:50]:

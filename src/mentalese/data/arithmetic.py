@@ -1,6 +1,7 @@
-"""Word problems whose steps are equations, in the notation of GSM8K-Aug (Deng et al., 2024): `<<12-4=8>>`.
+"""Word problems whose steps are equations: `arithmetic`, and the easier `word-problems` for pretrained models.
 
-All numbers are whole and none is below 0, so that an equation can be checked by computing it.
+The steps of `arithmetic` are in the notation of GSM8K-Aug (Deng et al., 2024), `<<12-4=8>>`. All numbers are whole and
+none is below 0, so that an equation can be checked by computing it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,26 @@ def arithmetic() -> tuple[Document, ...]:
     return tuple(_problem(random.Random(f"arithmetic {ARITHMETIC_VERSION} 0 {i}")) for i in range(10_000))
 
 
-class _Writer:
-    """Sentences and equations of one problem."""
+WORD_PROBLEMS_VERSION = 1
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng, self.words = rng, words("arithmetic")
+
+@cache
+def word_problems() -> tuple[Document, ...]:
+    """Return word problems of two to four steps with numbers from 1 to 20; the last result is the answer."""
+    return tuple(_few(random.Random(f"word-problems {WORD_PROBLEMS_VERSION} {i}")) for i in range(10_000))
+
+
+class _Writer:
+    """Sentences and equations of one problem.
+
+    Args:
+        of: the section of `words.yaml` with its sentences.
+    """
+
+    equation = "<<{}={}>>"
+
+    def __init__(self, rng: random.Random, of: str = "arithmetic") -> None:
+        self.rng, self.words = rng, words(of)
         self.sentences: list[str] = []
         self.steps: list[str] = []
         self.result = 0
@@ -46,7 +62,7 @@ class _Writer:
     def compute(self, operation: str, *numbers: int) -> int:
         """Return the result of the numbers with the operation between each two."""
         self.result = reduce(_OPERATIONS[operation], numbers)
-        self.steps.append(f"<<{operation.join(map(str, numbers))}={self.result}>>")
+        self.steps.append(self.equation.format(operation.join(map(str, numbers)), self.result))
         return self.result
 
     def draw(self, numbers: dict[str, Sequence[int]]) -> tuple[str, int]:
@@ -58,6 +74,27 @@ class _Writer:
 def _problem(rng: random.Random) -> Document:
     writer = _Writer(rng)
     rng.choice((_changes, _changes, _comparison, _purchase))(writer, rng)
+    return record(" ".join(writer.sentences), writer.steps, str(writer.result))
+
+
+def _few(rng: random.Random) -> Document:
+    """Write a problem about a few things that are added, given away, doubled or halved."""
+    writer = _Writer(rng, "word-problems")
+    writer.equation = "{}={}"
+    name, friend = writer.names(2)
+    have = rng.randint(2, 9)
+    writer.tell("start", name=name, n=have)
+    for _ in range(rng.randint(2, 4)):
+        numbers: dict[str, Sequence[int]] = {
+            "+": range(1, min(9, 20 - have) + 1),
+            "-": range(1, min(9, have - 1) + 1),
+            "*": [2] if have <= 10 else [],
+            "/": [2] if have % 2 == 0 else [],
+        }
+        operation, n = writer.draw(numbers)
+        writer.tell(f"change {operation}", name=name, friend=friend, n=n)
+        have = writer.compute(operation, have, n)
+    writer.tell("now", name=name)
     return record(" ".join(writer.sentences), writer.steps, str(writer.result))
 
 

@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mentalese.data.arithmetic import arithmetic
+from mentalese.data.arithmetic import arithmetic, word_problems
 from mentalese.data.documents import SPLITS, Document, Kind, Reader
 from mentalese.data.prosqa import prosqa, prosqa_small
 from mentalese.data.stories import families
@@ -69,6 +69,11 @@ BUILTIN: dict[str, Builtin] = {
         "smaller ones (18,002, 981 and 1,017), 2 or 3 steps among about 7 entities", "records", prosqa_small
     ),
     "arithmetic": Builtin("generated word problems (9,024, 476 and 500), 1 to 4 equations each", "records", arithmetic),
+    "word-problems": Builtin(
+        "easier ones in English (8,961, 496 and 543), 2 to 4 equations each, for pretrained models",
+        "records",
+        word_problems,
+    ),
 }
 
 
