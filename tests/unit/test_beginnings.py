@@ -16,17 +16,28 @@ import mentalese
 from mentalese import Recipe
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
 from mentalese.data.store import open_store, prepare
-from mentalese.data.tokenizers import add_markers, beginning, decode, load_pretrained_tokenizer, special_token_ids
+from mentalese.data.tokenizers import (
+    add_markers,
+    beginning,
+    decode,
+    load_pretrained_tokenizer,
+    special_token_ids,
+    user_turn,
+)
+from mentalese.errors import InputError
 from mentalese.evaluation import answers
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.families.codi.layout import QuestionPairs
 from mentalese.models.grow import grow
+from mentalese.models.saved import Saved
+from mentalese.models.text_tokenizer import text_tokenizer
 from mentalese.recipe import DataConfig, EvaluationConfig, TrainConfig
 from mentalese.training.loop import train
 
 START, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 QUESTION = "Pat has 12 pens. How many?"
-TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+TEMPLATE = """{{ bos_token }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}\
+{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
 
 
 def trained(special: list[str], *, like_sentencepiece: bool = False) -> Tokenizer:
@@ -160,9 +171,16 @@ def test_the_beginning_is_what_the_tokenizer_adds(kind: str, base: Path) -> None
         assert names(tokenizer, beginning(tokenizer)) == FIRST.get(kind, [])
 
 
+def raw(saved: Saved) -> Saved:
+    """Return the model without its chat template, if it has one."""
+    return saved.without_chat() if saved.chat else saved
+
+
 def test_a_grown_model_reads_and_ends_as_its_base(kind: str, base: Path, tmp_path: Path) -> None:
     grow(str(base), "coconut", tmp_path / "grown")
     first, grown = mentalese.load(base, "cpu"), mentalese.load(tmp_path / "grown", "cpu")
+    assert torch.equal(grown.encode(QUESTION)["input_ids"], first.encode(QUESTION)["input_ids"])
+    first, grown = raw(first), raw(grown)
     ids = grown.encode(QUESTION)["input_ids"]
     assert torch.equal(ids, first.encode(QUESTION)["input_ids"])
     plain = AutoTokenizer.from_pretrained(base)
@@ -193,7 +211,7 @@ def test_generation_stops_at_every_end(base: Path, number: int, tmp_path: Path) 
         torch.nn.init.zeros_(head.bias)
         head.bias.data[ENDS["llama_3"][number]] = 9.0
         saved.model.set_output_embeddings(head)
-        assert saved.generate(QUESTION, max_new_tokens=5) == [QUESTION]
+        assert saved.generate(QUESTION, max_new_tokens=5) == [f"{QUESTION}\n"]
         assert "".join(saved.stream(QUESTION, max_new_tokens=5)) == ""
 
 
@@ -217,7 +235,10 @@ def test_rows_and_prompts_begin_alike(kind: str, base: Path, layout: Layout, rec
     document = test.tokens[test.documents[0] : test.documents[1]].tolist()
     assert names(tokenizer, document[: len(first)]) == first
     assert document[-1] == special["eos_token_id"]
-    text = decode(test.segment(0) if layout.questions else document, tokenizer)
+    turn, question = user_turn(tokenizer) if layout.questions else None, test.segment(0).tolist()
+    if turn is not None:
+        question = question[len(turn.before) : len(question) - len(turn.after)]
+    text = decode(question if layout.questions else document, tokenizer)
     prompt = layout.encode_prompts([text], tokenizer, data)["input_ids"][0].tolist()
     rows = layout.evaluation_rows(test, EvaluationConfig())
     batch = layout.assemble(test, rows[np.array([0])], tokenizer, "lexical")
@@ -227,7 +248,7 @@ def test_rows_and_prompts_begin_alike(kind: str, base: Path, layout: Layout, rec
     opening += tokenizer.convert_tokens_to_ids(first)
     assert prompt[: len(opening)] == opening
     around = {*special.values(), *beginning(tokenizer)}
-    assert prompt[len(opening)] not in around
+    assert turn is not None or prompt[len(opening)] not in around
     everything = layout.assemble(test, rows, tokenizer, "lexical")
     scored = everything["labels"][everything["labels"] != -100].tolist()
     assert not set(scored) & around
@@ -284,12 +305,16 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
         evaluation=EvaluationConfig(max_documents=2, sample_tokens=2, batch_size=2, answer_tokens=4),
     )  # fmt: skip
     train(recipe, tmp_path / "run", show=False)
-    saved, plain = mentalese.load(tmp_path / "run", "cpu"), AutoTokenizer.from_pretrained(base)
+    saved, plain = raw(mentalese.load(tmp_path / "run", "cpu")), AutoTokenizer.from_pretrained(base)
     prompt = saved.encode(QUESTION)["input_ids"][0].tolist()
     first = plain.convert_tokens_to_ids(FIRST.get(kind, []))
     words = plain(QUESTION + "\n" * layout.questions, add_special_tokens=False)["input_ids"]
     start = [] if first or layout.questions else [plain.convert_tokens_to_ids("<|endoftext|>")]
-    assert prompt[: len(first + start + words)] == first + start + words
+    opening = first + start + words
+    asked = [{"role": "user", "content": QUESTION}]
+    if layout.questions and plain.chat_template:
+        opening = plain.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    assert prompt[: len(opening)] == opening
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     assert tokenizer(QUESTION)["input_ids"] == prompt
     settings = saved.model.generation_config.eos_token_id
@@ -298,7 +323,6 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
     trace = saved.think(QUESTION, **({"max_new_tokens": 1} if layout.questions else {}))
     assert trace.input_ids[: len(prompt)].tolist() == prompt
     if layout.questions:
-        asked = [{"role": "user", "content": QUESTION}]
         chat = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         assert chat == prompt
         assert answers.run(saved)["questions"] > 0
@@ -306,7 +330,8 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
     else:
         assert tokenizer.chat_template == plain.chat_template
     again = open_store(saved.store("test").folder)
-    assert again.meta.get("beginning", 0) == len(first)
+    turn = user_turn(plain)
+    assert again.meta.get("beginning", 0) == len(first if turn is None else turn.before)
 
 
 def saved_samples(run: Path) -> list[dict[str, str]]:
@@ -319,3 +344,41 @@ def test_our_own_tokenizers_begin_as_before(tokenizer: Any) -> None:
     assert special["pad_token_id"] == tokenizer.convert_tokens_to_ids("<|pad|>")
     assert beginning(tokenizer) == []
     assert AddedToken("<|pad|>", special=True, normalized=False) in tokenizer.added_tokens_decoder.values()
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_prompts_of_a_chat_model_are_messages(base: Path) -> None:
+    saved, plain = mentalese.load(base, "cpu"), AutoTokenizer.from_pretrained(base)
+    message = [{"role": "user", "content": QUESTION}]
+    asked = plain.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    assert saved.encode(QUESTION)["input_ids"][0].tolist() == asked
+    assert saved.generate(QUESTION, max_new_tokens=2).pop().startswith(f"{QUESTION}\n")
+    trace = saved.think(QUESTION, max_new_tokens=2)
+    assert trace.input_ids[: trace.written].tolist() == asked
+    raw = saved.without_chat()
+    assert raw.encode(QUESTION)["input_ids"][0].tolist() == plain(QUESTION)["input_ids"]
+    assert raw.generate(QUESTION, max_new_tokens=2).pop().startswith(QUESTION)
+    with pytest.raises(InputError, match="chat template"):
+        raw.without_chat()
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_latents_begin_each_turn_of_the_assistant(base: Path) -> None:
+    layout = QuestionAnswer(stage=1, stages=2, latents_per_step=2)
+    plain = AutoTokenizer.from_pretrained(base)
+    tokenizer = text_tokenizer(add_markers(plain, latents=True), layout, DataConfig())
+    chat = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]
+    latents = "<|start-latent|><|latent|><|latent|><|end-latent|>"
+    expected = plain.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    expected = expected.replace("assistant: ", f"assistant: {latents}")
+    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == expected
+    assert add_markers(tokenizer, latents=True).chat_template == plain.chat_template
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_chat_template_without_the_message_is_refused(base: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    for template in ("{{ bos_token }}", "{{ raise_exception('no') }}"):
+        tokenizer.chat_template = template
+        with pytest.raises(InputError, match="chat template"):
+            user_turn(tokenizer)

@@ -34,13 +34,15 @@ def run(options: Options) -> None:
     from mentalese.models.saved import load
 
     saved = load(options.model, config=config_fields(options.config)).at(options.stage, options.latents)
+    if options.raw:
+        saved = saved.without_chat()
     kwargs |= options.inference(saved.model.generate)
     kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
     one_stream = len(prompts) == 1 and options.num_beams == 1 and saved.model.causal and not options.json
     if one_stream and sys.stdout.isatty():
         pieces = saved.stream(prompts[0], **kwargs)
         first = next(pieces, "")  # an error comes before anything is printed
-        print(saved.layout.prompt_text(prompts[0]) + first, end="", flush=True)
+        print(saved.prompt_text(prompts[0]) + first, end="", flush=True)
         for piece in pieces:
             print(piece, end="", flush=True)
         print()

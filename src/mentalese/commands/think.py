@@ -15,12 +15,13 @@ from mentalese.values import NonNegative, Place, Positive, Texts, checked_datacl
 class Options:
     """Shows what a model thinks of a text, on a page that needs no network.
 
-    For models trained on questions, the text is used as the question.
+    Models trained on questions and chat models answer the text.
 
     Attributes:
         model: the folder of a run or a model, hub:NAME or models:NAME.
         text: what to think about.
         file: a text file instead.
+        raw: read the text as it is, without the tokenizer's chat template.
         answer: the right answer, if the text is a question: the page says whether the model's own is right.
         against: another model to show next to it, without the options below; or removed or noisy: the same model with
             the same options, without its thoughts, or with noise on them.
@@ -35,6 +36,7 @@ class Options:
     model: ModelPath
     text: str | None = None
     file: Place | None = None
+    raw: bool = False
     answer: str | None = None
     against: str | None = None
     out: Place = Path("think.html")
@@ -61,6 +63,8 @@ def run(options: Options) -> None:
 
     fields = config_fields(options.config)
     saved = load(options.model, config=fields).at(options.stage, options.latents)
+    if options.raw:
+        saved = saved.without_chat()
     against = None
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
         remedy = f"{options.model} has no thoughts of its own, name another model"

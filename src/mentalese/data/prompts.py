@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import UserList
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import line_places, one_line
 from mentalese.data.sentences import SentenceEncoder, cut_and_merge
-from mentalese.data.tokenizers import MASK, beginning, continuing, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import MASK, Turn, beginning, continuing, corpus_encoder, special_token_ids, user_turn
 from mentalese.errors import require
 from mentalese.values import checked
 
@@ -79,6 +79,7 @@ class PromptEncoder:
 
     Attributes:
         beginning: the tokens before each text, see `mentalese.data.tokenizers.beginning`.
+        turn: the tokens around a user's message, see `mentalese.data.tokenizers.user_turn`.
         known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
 
@@ -98,6 +99,10 @@ class PromptEncoder:
         # Built once, for the copies of `after` too: it looks at every token of the vocabulary.
         self._sentence_encoder = cache(partial(SentenceEncoder, tokenizer, data))
 
+    @cached_property
+    def turn(self) -> Turn | None:
+        return user_turn(self.tokenizer)
+
     def after(self, context: str) -> PromptEncoder:
         """Return the encoder for texts that begin with `context`, of which the rest changes no end of a sentence."""
         other = copy.copy(self)
@@ -116,10 +121,19 @@ class PromptEncoder:
             start = end
         return row + self._piece(last, start, continues)
 
+    def message(self, text: str) -> TextRow:
+        """Encode a user's message, up to where the assistant begins; only with a chat template."""
+        assert self.turn is not None
+        return TextRow.of_markers(*self.turn.before) + self.text(text) + TextRow.of_markers(*self.turn.after)
+
     def question(self, text: str) -> TextRow:
-        """Encode a question on a separate line, after the `known` characters, which are not changed."""
+        """Encode a question on a separate line, after the `known` characters, which are not changed.
+
+        If the tokenizer has a chat template, the question is a user's message.
+        """
         before, question = text[: self.known], text[self.known :]
-        row = self.text(f"{before}{one_line(question)}\n")
+        line = f"{before}{one_line(question)}"
+        row = self.beginning + self.text(f"{line}\n") if self.turn is None else self.message(line)
         places = [*range(len(before)), *(len(before) + place for place in line_places(question)), len(text)]
         ends = [0, *(place + 1 for place in places)]
         return TextRow((index, span and (places[span[0]], ends[span[1]])) for index, span in row)

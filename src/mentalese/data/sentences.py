@@ -14,7 +14,7 @@ import numpy as np
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
-from mentalese.data.tokenizers import beginning, continuing, corpus_encoder, special_token_ids
+from mentalese.data.tokenizers import beginning, continuing, corpus_encoder, special_token_ids, user_turn
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
 
@@ -115,12 +115,15 @@ class SentenceEncoder:
 
     Attributes:
         first, end: tokens before each document in a store, and the one after it; they are not part of its text.
+        asked: tokens after a record's question, where it is a message of a user (`user_turn`).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
         self.split, _ = open_splitter(data.sentences)
         self.kind, self.minimum = kind, data.min_sentence_tokens
-        self.first, self.end = beginning(tokenizer), special_token_ids(tokenizer, sentences=False)["eos_token_id"]
+        turn = user_turn(tokenizer) if kind == "records" else None
+        self.first, self.asked = turn or (beginning(tokenizer), list[int]())
+        self.end = special_token_ids(tokenizer, sentences=False)["eos_token_id"]
         # A document's first sentence includes the tokens that the tokenizer puts before a text.
         self.cap = max(self.minimum, data.max_sentence_tokens - len(self.first))
         self.whole, self.fixed = data.sentences == "none", fixed_length(data.sentences)
@@ -129,6 +132,9 @@ class SentenceEncoder:
         self.may_cut = clause_ends(tokenizer)
 
     def _segments(self, document: Document) -> Sequence[str]:
+        if self.asked and document.segments:  # the turn ends the question's line
+            question, *rest = document.segments
+            return [question.removesuffix("\n"), *rest]
         if self.kind == "records" or not (self.whole or self.fixed):
             return document.segments or self.split(document.text)
         return [document.text]

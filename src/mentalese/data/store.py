@@ -36,6 +36,7 @@ from mentalese.data.tokenizers import (
     open_tokenizer,
     special_token_ids,
     tokenizer_fingerprint,
+    user_turn,
 )
 from mentalese.errors import InputError, require
 from mentalese.files import JsonObject, cache_dir, checksum, sealed, sha256, whole_folder
@@ -187,9 +188,13 @@ def _open_or_write(
     }
     if continuing(backend := tokenizer.backend_tokenizer) is not backend:
         inputs["prefix"] = "of documents"  # stores of earlier versions have it before each sentence
-    around = [*beginning(tokenizer), special_token_ids(tokenizer)["eos_token_id"]]
+    turn = user_turn(tokenizer) if source.kind == "records" else None
+    first = beginning(tokenizer) if turn is None else turn.before
+    around = [*first, special_token_ids(tokenizer)["eos_token_id"]]
     if (names := tokenizer.convert_ids_to_tokens(around)) != [EOD]:
         inputs["around"] = names
+    if turn is not None:
+        inputs["asked"] = tokenizer.convert_ids_to_tokens(turn.after)
     key = checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():
@@ -306,7 +311,7 @@ def _write(
 def _write_split(
     folder: Path, documents: Iterator[Document], encoder: SentenceEncoder, dtype: np.dtype
 ) -> dict[str, int]:
-    first, end = encoder.first, encoder.end
+    first, asked, end = encoder.first, encoder.asked, encoder.end
     counts = dict.fromkeys(("documents", "segments", "tokens", "bytes", "cut_sentences", "merged_sentences"), 0)
     folder.mkdir()
     with ExitStack() as stack:
@@ -320,14 +325,16 @@ def _write_split(
         for chunk in in_batches(documents, lambda document: len(document.text)):
             tokens, sentences, cut, merged = encoder(chunk)
             lengths = [parts or [0] for parts in sentences]
+            questions = np.array([parts[0] for parts in lengths])
             for parts in lengths:
-                parts[0] += len(first)
+                parts[0] += len(first) + len(asked)
                 parts[-1] += 1
             ends = np.cumsum([sum(parts) for parts in lengths])
             sizes = [len(document.text.encode()) for document in chunk]
-            text_ends = ends - np.arange(1, len(chunk) + 1) * (len(first) + 1)
-            places = np.stack([*[np.append(0, text_ends[:-1])] * len(first), text_ends], axis=1)
-            append("tokens", np.insert(tokens, places.ravel(), [*first, end] * len(chunk)))
+            text_ends = ends - np.arange(1, len(chunk) + 1) * (len(first) + len(asked) + 1)
+            starts = np.append(0, text_ends[:-1])
+            places = np.stack([*[starts] * len(first), *[starts + questions] * len(asked), text_ends], axis=1)
+            append("tokens", np.insert(tokens, places.ravel(), [*first, *asked, end] * len(chunk)))
             append("documents", counts["tokens"] + ends)
             append("segments", counts["tokens"] + np.cumsum(list(chain.from_iterable(lengths))))
             append("document_segments", counts["segments"] + np.cumsum([len(parts) for parts in lengths]))

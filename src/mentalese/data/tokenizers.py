@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,8 +56,12 @@ NOTHING_ADDED = processors.TemplateProcessing(single="$A", pair="$A $B:1", speci
 BEGINNING = "text_beginning"
 """The key in a tokenizer's settings for the tokens that another project's tokenizer puts before a text."""
 
+CHAT = "text_chat"
+"""The key in a tokenizer's settings for the chat template of its base, where `chat_template` is that of a layout."""
+
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
+_MESSAGE = "QUESTION"
 _MOST_TOKENS = 2**32  # stores keep ids of 32 bits
 
 
@@ -106,6 +110,43 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return []
     around = processor.process(_one_token())
     return around.ids[: around.special_tokens_mask.index(0)]
+
+
+class Turn(NamedTuple):
+    """The token ids around a user's message, from the start of a chat to where the assistant begins."""
+
+    before: list[int]
+    after: list[int]
+
+
+def base_chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the chat template of another project's tokenizer, also of a model that was trained on questions since."""
+    if "text_layout" in tokenizer.init_kwargs:
+        return tokenizer.init_kwargs.get(CHAT)
+    return tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+
+
+def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
+    """Return the tokens that the chat template puts around a user's message; `None` without a chat template.
+
+    Raises:
+        InputError: the template does not contain the message as it is.
+    """
+    template = base_chat_template(tokenizer)
+    if template is None:
+        return None
+    message = [{"role": "user", "content": _MESSAGE}]
+    try:
+        text = str(
+            tokenizer.apply_chat_template(message, chat_template=template, tokenize=False, add_generation_prompt=True)
+        )
+    except Exception as error:  # a template is a program
+        raise InputError(f"the tokenizer's chat template refuses a question ({error}): remove or mend it") from error
+    before, found, after = text.partition(_MESSAGE)
+    require(bool(found), "the tokenizer's chat template", template, f"it does not contain the message {_MESSAGE!r}")
+    backend = corpus_encoder(tokenizer)
+    backend.encode_special_tokens = False
+    return Turn(*(backend.encode(part, add_special_tokens=False).ids for part in (before, after)))
 
 
 def _one_token() -> Encoding:
@@ -171,8 +212,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     settings = roles | {
         "extra_special_tokens": [token for token in extra if token not in roles.values()],
         BEGINNING: first or None,
-        # The template of a saved model of questions belongs to its layout.
-        "chat_template": None if "text_layout" in tokenizer.init_kwargs else tokenizer.chat_template,
+        "chat_template": base_chat_template(tokenizer),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **settings)

@@ -20,6 +20,7 @@ class GenerateOptions:
     Attributes:
         prompt: one or more texts to continue; a model that fills in masks fills in each `<|mask|>`.
         file: a text file with one prompt per line.
+        raw: continue the prompt as it is, without the tokenizer's chat template.
         max_new_tokens: new tokens per prompt; 0: only fill in masks.
         temperature: divides the logits before a token is drawn.
         top_k: draw from the K most likely tokens.
@@ -38,6 +39,7 @@ class GenerateOptions:
 
     prompt: Texts = ()
     file: Place | None = None
+    raw: bool = False
     max_new_tokens: NonNegative = 100
     temperature: PositiveNumber | None = None
     top_k: Positive | None = None

@@ -26,7 +26,7 @@ def generate_text(saved: TextModel, prompts: Sequence[str], *, max_new_tokens: i
     for number, ids, length in continuations(saved, prompts, max_new_tokens=max_new_tokens, **options):
         prompt = prompts[number]
         filled = fills and MASK in prompt
-        begins = decode(ids[:length], saved.tokenizer) if filled else saved.layout.prompt_text(prompt)
+        begins = decode(ids[:length], saved.tokenizer) if filled else saved.prompt_text(prompt)
         texts.append(begins + decode_after(ids, length, saved.tokenizer))
     return texts
 
@@ -110,7 +110,7 @@ def _encode(saved: TextModel, prompts: Sequence[str], max_new_tokens: int) -> Ba
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
     if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
         raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
-    batch = saved.layout.encode_prompts(prompts, saved.tokenizer, saved.data, mask)
+    batch = saved.encode_prompts(prompts)
     context = context_length(saved.model.config)
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())

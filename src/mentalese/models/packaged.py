@@ -33,15 +33,11 @@ def packaged_models() -> dict[str, Path]:
 
 
 def packaged(path: str | Path) -> Path | None:
-<<<<<<< HEAD
-    """Return the folder of `models:NAME`, or raise `InputError`; `None` for other paths."""
-=======
     """Return the folder of `models:NAME`, of an installed package or in the cache, or of `gguf:FILE`; else `None`.
 
     Raises:
         InputError: no installed package has such a model, or the file cannot be converted.
     """
->>>>>>> 8e1ada7d (models: open GGUF files, fetch SmolLM2 from the package index)
     if not str(path).startswith(PREFIX):
         return gguf_folder(path)
     name, models = str(path).removeprefix(PREFIX), packaged_models()

@@ -17,7 +17,7 @@ from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
-from mentalese.data.tokenizers import add_markers, tokenizer_fingerprint
+from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
 from mentalese.errors import InputError, require
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.base import LanguageModel
@@ -25,7 +25,7 @@ from mentalese.models.build import context_length
 from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
 from mentalese.models.inputs import check_tokens
 from mentalese.models.text_model import TextModel
-from mentalese.models.text_tokenizer import mask_token_id, saved_reading
+from mentalese.models.text_tokenizer import saved_reading
 from mentalese.models.trace import ThoughtTrace
 from mentalese.values import checked, shown
 
@@ -46,6 +46,16 @@ class Saved(TextModel):
             InputError: the layout has neither.
         """
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
+
+    def without_chat(self) -> Saved:
+        """Return the model that continues prompts as they are, without the tokenizer's chat template.
+
+        Raises:
+            InputError: its prompts are not messages anyway.
+        """
+        if not self.chat:
+            raise InputError(f"raw is True, and prompts of {self.path} are not laid out by a chat template: remove it")
+        return dataclasses.replace(self, chat=False)
 
     def on(self, source: str | None = None, **read: str | float | None) -> Saved:
         """Return the model with another text (`DataConfig.source`) and with the fields of `DataConfig` in `read`.
@@ -92,9 +102,7 @@ class Saved(TextModel):
 
     def encode(self, texts: str | Sequence[str]) -> Batch:
         """Return texts as prompts, padded on the left: `input_ids` and `attention_mask`, int64 [texts, length]."""
-        mask = mask_token_id(self.model)
-        batch = self.layout.encode_prompts(_listed(texts), self.tokenizer, self.data, mask)
-        return to_device(batch, self.device)
+        return to_device(self.encode_prompts(_listed(texts)), self.device)
 
     def generate(self, texts: str | Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
         """Return each text with its continuation or answer, and with what the model fills in for each `<|mask|>`.
@@ -106,7 +114,7 @@ class Saved(TextModel):
 
         Returns:
             One text (or `num_return_sequences`) for each of `texts`, in their order; it begins as
-            `Layout.prompt_text`.
+            `prompt_text`.
 
         Raises:
             InputError: an empty text, or one that leaves no room for `max_new_tokens` in the model's context.
@@ -151,7 +159,7 @@ class Saved(TextModel):
                 model that does not answer questions, or an unknown option. A longer text is read in the windows in
                 which it is scored.
         """
-        if "max_new_tokens" in options and not self.layout.questions:
+        if "max_new_tokens" in options and not self.answers:
             raise InputError(
                 f"max_new_tokens is {shown(options['max_new_tokens'])}, and {self.path} does not answer questions: "
                 "remove it"
@@ -244,6 +252,7 @@ def load(
         layout=layout,
         evaluation=dataclasses.replace(evaluation, max_documents=None, max_test_documents=None, documents_seed=None),
         recipe=recipe,
+        chat=layout.plain and base_chat_template(tokenizer) is not None,
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel
+from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class TextModel:
         layout: arrangement of texts in its rows and its prompts.
         evaluation: the protocol of its results; whole splits are scored.
         recipe: the recipe of its training; `None` for another project's model.
+        chat: prompts are messages of a user, in the tokenizer's chat template, and the model's text is its answer.
     """
 
     path: str
@@ -39,6 +43,21 @@ class TextModel:
     layout: Layout
     evaluation: EvaluationConfig
     recipe: Recipe | None = None
+    chat: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """True if the model answers a prompt; otherwise it continues it."""
+        return self.layout.questions or self.chat
+
+    def encode_prompts(self, texts: Sequence[str]) -> Batch:
+        """Return prompts for the model to continue or answer, see `Layout.encode_prompts`."""
+        mask = mask_token_id(self.model)
+        return self.layout.encode_prompts(texts, self.tokenizer, self.data, mask, chat=self.chat)
+
+    def prompt_text(self, prompt: str) -> str:
+        """Return a prompt as new text follows it."""
+        return f"{prompt}\n" if self.chat else self.layout.prompt_text(prompt)
 
     @property
     def device(self) -> torch.device:

@@ -25,7 +25,7 @@ from transformers.utils import PaddingStrategy
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
-from mentalese.data.tokenizers import BEGINNING, BOS, MASK, beginning
+from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_template, beginning
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
@@ -89,6 +89,7 @@ def text_tokenizer(
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         "chat_template": layout.chat_template(tokenizer) or tokenizer.chat_template,
+        CHAT: base_chat_template(tokenizer) if layout.chat_template(tokenizer) else None,
         BEGINNING: tokenizer.convert_ids_to_tokens(beginning(tokenizer)),
         ABOUT: about,
     }
@@ -104,10 +105,13 @@ def text_tokenizer(
 
 
 def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.PostProcessor:
-    """Return a post-processor that puts these markers around a text."""
-    first, last = ([f"{backend.id_to_token(index)}:0" for index in ids] for ids in (before, after))
+    """Return a post-processor that puts these tokens around a text; in it they are named by their ids."""
+    first, last = ([f"{index}:0" for index in ids] for ids in (before, after))
     single = [*first, "$A:0", *last]
-    special_tokens = [(backend.id_to_token(index), index) for index in dict.fromkeys([*before, *after])]
+    special_tokens = [
+        {"id": str(index), "ids": [index], "tokens": [backend.id_to_token(index)]}
+        for index in dict.fromkeys([*before, *after])
+    ]
     return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=special_tokens)
 
 

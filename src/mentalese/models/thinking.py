@@ -47,18 +47,18 @@ def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **o
         InputError: an empty text, a question that leaves no room for its answer in the model's context, or an unknown
             option.
     """
-    layout, model, tokenizer = saved.layout, saved.model, saved.tokenizer
+    layout, model = saved.layout, saved.model
     limit = saved.evaluation.answer_tokens
     max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
     if not text.strip():
         raise InputError(f"the text is {text!r}: pass one with at least one word")
-    batch, special = layout.encode_prompts([text], tokenizer, saved.data), layout.special_ids(tokenizer)
+    batch, special = saved.encode_prompts([text]), layout.special_ids(saved.tokenizer)
     if layout.markers:  # the last sentence has an end too
         end = special["sentence_end_token_id"]
         batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
     ids = batch["input_ids"].to(model.device)
     length, context = ids.shape[1], context_length(model.config)
-    if not layout.questions:
+    if not saved.answers:
         if context is None or length <= context:
             return trace(saved, ids[0], **options)
         windows = _windows(length, context, layout, saved.evaluation.of_one_text())

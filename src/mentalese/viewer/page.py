@@ -68,7 +68,7 @@ def think_page(
         InputError: `Saved.think` raises it; the message names the model. Or there is an `answer` without a question.
     """
     models = [saved] if against is None else [saved, against]
-    if answer is not None and not any(model.layout.questions for model in models):
+    if answer is not None and not any(model.answers for model in models):
         raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
     control = None if against is None else getattr(against.model.config, "thought_control", None)
     if against is None or against.path != saved.path:

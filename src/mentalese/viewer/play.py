@@ -67,7 +67,7 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     sampled = float(settings.temperature or 1.0) if settings.do_sample else 0.0
     top_p = float(settings.top_p or 1.0)
-    temperature = 0.0 if saved.layout.questions else sampled or 0.8  # greedy texts repeat themselves
+    temperature = 0.0 if saved.answers else sampled or 0.8  # greedy texts repeat themselves
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
         Knob("temperature", "Temperature", "0: always the most likely token", sampled, 0, 2, 0.05, temperature),
@@ -155,7 +155,7 @@ class Player:
             seen = None  # its tokens are not written in order
             yield saved.generate(prompt, **kwargs)[0]
             return
-        written = saved.layout.prompt_text(prompt)
+        written = saved.prompt_text(prompt)
         with closing(saved.stream(prompt, **kwargs)) as pieces:
             for piece in pieces:
                 yield (written := written + piece)
@@ -172,16 +172,16 @@ class Player:
     def thoughts(self, options: GenerateOptions, written: str) -> ThoughtTrace:
         """Return the model's thoughts about a text that it wrote, or about a question and its own answer."""
         saved = self._asked(options)
-        if not saved.layout.questions:
+        if not saved.answers:
             return saved.think(written, **_steps(options))
         question = saved.encode(options.prompt)["input_ids"][0]
-        answer = written.removeprefix(saved.layout.prompt_text(options.prompt[0]))
+        answer = written.removeprefix(saved.prompt_text(options.prompt[0]))
         ids = torch.tensor(PromptEncoder(saved.tokenizer, saved.data).text(answer, continues=True).ids)
         return self._trace(saved, options, torch.cat([question, ids.to(question)]))
 
     def _trace(self, saved: Saved, options: GenerateOptions, input_ids: torch.Tensor) -> ThoughtTrace:
         trace = saved.trace(input_ids, **_steps(options))
-        if saved.layout.questions:
+        if saved.answers:
             trace.written = saved.encode(options.prompt)["input_ids"].shape[1]
         return trace
 
@@ -225,7 +225,7 @@ def build(player: Player) -> gr.Blocks:
     def answer(request: gr.Request, prompt: str, *values: float | None) -> Iterator[tuple[object, ...]]:
         stopped = stops.setdefault(request.session_hash, threading.Event())  # asked again before the end
         options = player.options(prompt, values)
-        typed, written, same = player.saved.layout.prompt_text(prompt), "", gr.skip()
+        typed, written, same = player.saved.prompt_text(prompt), "", gr.skip()
         looks: list[ThoughtTrace] = []  # not shown yet
         framed = False
 
@@ -267,7 +267,7 @@ def build(player: Player) -> gr.Blocks:
         gr.HTML(_about(player))
         with gr.Row(elem_classes="desk"):
             with gr.Column(scale=2, min_width=340):
-                label = "Question" if player.saved.layout.questions else "Prompt"
+                label = "Question" if player.saved.answers else "Prompt"
                 prompt = gr.Textbox(label=label, lines=3, elem_classes="prompt")
                 with gr.Row(elem_classes="examples"):
                     offers = [gr.Button(visible=False, size="sm") for _ in range(_EXAMPLES)]

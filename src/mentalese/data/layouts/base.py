@@ -201,6 +201,7 @@ class Layout(ABC):
         mask_token_id: int | None = None,
         *,
         before: Sequence[str] | None = None,
+        chat: bool = False,
     ) -> Batch:
         """Encode prompts for a model of this layout to continue. A marker's name in a prompt is plain text.
 
@@ -208,6 +209,7 @@ class Layout(ABC):
             data: states the sentence splitter.
             mask_token_id: see `PromptEncoder`.
             before: a text in front of each prompt, such as shots, that is not changed; `None`: nothing.
+            chat: each prompt is a message of a user, in the tokenizer's chat template.
 
         Returns:
             `input_ids` and `attention_mask`, int64 [texts, length], padded on the left.
@@ -222,7 +224,10 @@ class Layout(ABC):
         encoder = PromptEncoder(tokenizer, data, mask_token_id)
         rows = []
         for text, first in zip(texts, before or [""] * len(texts), strict=True):
-            rows.append(self.prompt_row(first + text, encoder.after(first) if self.questions else encoder).ids)
+            if chat and not self.questions:
+                rows.append(encoder.message(first + text).ids)
+            else:
+                rows.append(self.prompt_row(first + text, encoder.after(first) if self.questions else encoder).ids)
         return pad_left(rows, special["pad_token_id"])
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:

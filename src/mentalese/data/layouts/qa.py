@@ -36,6 +36,16 @@ _CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- 'LATENTS' -}}{%- endif -%}
 """
+# Around the chat template of a base: latents begin each turn of the assistant.
+_BEFORE_CHAT = """\
+{%- set chat = namespace(messages=[]) -%}
+{%- for message in messages -%}
+{%- set latents = 'LATENTS' if message['role'] == 'assistant' else '' -%}
+{%- set chat.messages = chat.messages + [{'role': message['role'], 'content': latents + message['content']}] -%}
+{%- endfor -%}
+{%- set messages = chat.messages -%}
+"""
+_AFTER_CHAT = "{% if add_generation_prompt %}{{- 'LATENTS' -}}{% endif %}"
 
 
 @checked_dataclass("layout")
@@ -199,18 +209,19 @@ class QuestionAnswer(RowLayout):
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         from mentalese.data.prompts import TextRow
 
-        return encoder.beginning + encoder.question(text) + TextRow.of_markers(*self._latents(encoder.tokenizer))
+        return encoder.question(text) + TextRow.of_markers(*self._latents(encoder.tokenizer))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return a question from the user, the latents, and the assistant's steps and answer, as in training."""
-        from mentalese.data.tokenizers import beginning
+        from mentalese.data.tokenizers import base_chat_template, beginning
 
+        base = base_chat_template(tokenizer)
         parts = {
             "BEGINNING": beginning(tokenizer),
             "LATENTS": self._latents(tokenizer),
             "END": [self.special_ids(tokenizer)["eos_token_id"]],
         }
-        template = _CHAT_TEMPLATE
+        template = _CHAT_TEMPLATE if base is None else f"{_BEFORE_CHAT}{base}{_AFTER_CHAT}"
         for name, ids in parts.items():
             template = template.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids)))
         return template
