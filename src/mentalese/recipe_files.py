@@ -38,6 +38,10 @@ SUFFIXES = (".json", ".yaml", ".yml", ".toml")
 _LISTED = " (`mentalese show RECIPE` lists all fields)"
 
 
+HERE = "."
+"""In a file, as `data.tokenizer` or `train.init`: the file's own folder, wherever it is."""
+
+
 def open_recipe(name: str | Path) -> Recipe:
     """Return the recipe in a JSON, YAML or TOML file, or the one of that name; raise `InputError` for a wrong one."""
     path = checked("recipe", Place, name)
@@ -103,6 +107,9 @@ def _from_yaml(text: str) -> object:
 
 
 def _from_content(content: dict[str, object], path: Path) -> Recipe:
+    for section, field in (("data", "tokenizer"), ("train", "init")):
+        if isinstance(part := content.get(section), dict) and part.get(field) == HERE:
+            part[field] = str(path.parent)
     if "base" in content:
         base = get_recipe(checked("base", str, content.pop("base")))
         about = {"name": path.stem, "description": f"{base.description}, changed by {path.name}", "paper": None}

@@ -61,8 +61,8 @@ class Family:
         classes: model type -> (`module:ConfigClass`, `module:ModelClass`), registered with transformers' Auto classes.
             The config's module imports no models: `import mentalese` imports it. Empty for families made of
             transformers' own classes.
-        grow: `module:function` that makes a recipe's `model` of a decoder's fields and of fields of its own config, for
-            `mentalese grow`.
+        grow: `module:function` that makes sections of a recipe, `model` among them, of a decoder's fields and of fields
+            of its own config, for `mentalese grow`.
         figures: `module:attribute` of a dict of `mentalese.analyses.drawing.Figure` by name, for `mentalese figure
             NAME/..`; the module imports neither models nor matplotlib by itself.
         layouts: kind -> `module:Class` of the family's layouts; the modules import no models.

@@ -206,14 +206,26 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.mode == "agclr"
 
 
-def test_grow_command_keeps_the_base_predictions(base: Path, tmp_path: Path, capsys: Any) -> None:
-    words = ["--family", "conceptlm", "--silent-start", "--config", "insert_depth=0", "--out", str(tmp_path / "out")]
-    assert main(["grow", str(base), *words]) == 0
+@pytest.mark.parametrize(
+    "words",
+    ["coconut", "coconut --mode agclr", "coconut --config step_decoder_layers=1", "codi", "conceptlm"],
+    ids=["coconut", "agclr", "sim-cot", "codi", "conceptlm"],
+)
+def test_grown_models_predict_as_their_base(words: str, base: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["grow", str(base), "--family", *words.split(), "--out", str(tmp_path / "out")]) == 0
+    assert "at most 0.0000 nats apart" in capsys.readouterr().out
     grown, plain = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (tmp_path / "out", base))
     ids = torch.arange(24)[None]
-    assert torch.equal(grown(ids).logits, plain(ids).logits)
-    assert main(["grow", str(base), "--family", "coconut", "--silent-start", "--out", str(tmp_path / "other")]) == 2
-    assert "coconut has no such field" in capsys.readouterr().err
+    known = len(load_model(base)[1])
+    assert torch.equal(grown(ids).logits[..., :known], plain(ids).logits[..., :known])
+
+
+def test_a_grown_folder_can_be_moved(base: Path, tmp_path: Path) -> None:
+    grow(str(base), "codi", tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    recipe = open_recipe(tmp_path / "moved" / "recipe.json")
+    assert recipe.train.init == recipe.data.tokenizer == str(tmp_path / "moved")
+    assert recipe.layout.kind == "qa_pairs"
 
 
 @pytest.mark.parametrize("kind", [gpt2, llama])

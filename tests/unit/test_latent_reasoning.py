@@ -42,7 +42,7 @@ def test_all_ways_share_a_setting() -> None:
 
 def test_a_loop_is_what_growing_the_decoder_makes() -> None:
     base = gsm8k("small", "a small decoder", DECODER, "somewhere", learning_rate=1e-3, epochs=1)
-    assert [recipe.model for recipe in loops(base)] == [grown(DECODER, turns=turns) for turns in (4, 1)]
+    assert [recipe.model for recipe in loops(base)] == [grown(DECODER, turns=turns)["model"] for turns in (4, 1)]
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ class Options:
         family: what to grow: coconut, conceptlm, looped, or another family that grows.
         out: the new model's folder.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
-        silent_start: new parts add nothing at first, so that the model predicts what its base does (conceptlm).
         config: FIELD=VALUE ...: other fields of the family's config; for conceptlm also token_layers=N, the base itself
             with N more layers.
         seed: for the weights that the base does not have.
@@ -29,18 +28,17 @@ class Options:
     family: str
     out: Place
     mode: str | None = None
-    silent_start: bool = False
     config: Texts = ()
     seed: NonNegative = 0
 
 
 def run(options: Options) -> None:
     fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
-    fields |= {"silent_start": True} if options.silent_start else {}
 
     from mentalese.models import grow
 
     grow.grow(options.base, options.family, options.out, seed=options.seed, **fields)
-    print(f"{options.out} starts as {options.base}: train it with")
+    nats = grow.difference(options.base, options.out)
+    print(f"{options.out} starts as {options.base} (at most {nats:.4f} nats apart on an English text): train it with")
     print(f"`mentalese train {options.out / grow.RECIPE} --data SOURCE`,")
     print(f"or with another recipe of the same model and --train.init {options.out}")

@@ -1,7 +1,8 @@
 """Latent thought on a trained model: another checkpoint's weights inside a model of this library.
 
 `mentalese grow BASE --family NAME` makes a checkpoint that `from_pretrained` opens; `train.init` starts a run from a
-saved model, grown or not. A family that grows declares `Family.grow`, which makes its config from a base's config.
+saved model, grown or not. A family that grows declares `Family.grow`, which makes sections of a recipe from a base's
+config.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mentalese.data.layouts import Packed, QuestionAnswer
+from mentalese.data.builtin import stdlib
+from mentalese.data.layouts import Packed
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
 from mentalese.errors import InputError, require
 from mentalese.files import check_folder_place, write_json
@@ -25,6 +27,7 @@ from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
 from mentalese.models.places import places
+from mentalese.recipe_files import HERE
 from mentalese.registry import families, load
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 RECIPE = "recipe.json"
 """In a grown model's folder: a recipe that trains it."""
+_TOKENS = 128
 LIKENESS = "<<"
 """The token that begins a calculation; embeddings of latent positions start as its embedding (Coconut's release)."""
 
@@ -55,7 +59,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     check_folder_place(out, "out")
     require(not (out.exists() and any(out.iterdir())), "out", str(out), "it is not empty, use another folder")
     inner, tokenizer = load_model(base)
-    config = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
+    recipe = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
+    config = recipe["model"]
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
     if (size := inner.get_input_embeddings().num_embeddings) > len(marked):  # tables are padded: Pythia's by 27 rows
@@ -63,34 +68,36 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     model = build_model(config, marked, seed)
     start_from(model, marked, base, deepen=True)
     save_model(out, model, marked, base=base)
-    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", config, out, latents, context_length(model.config)))
+    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", recipe, context_length(model.config)))
 
 
-def _recipe(name: str, model: dict[str, object], out: Path, latents: bool, context: int | None) -> dict[str, object]:
-    """Return a recipe that trains the grown model: on any text, or with latents on questions.
+@torch.no_grad()
+def difference(base: str, grown: Path) -> float:
+    """Return the largest difference of a grown model's log-probabilities from its base's, in nats, on an English text.
 
-    Questions lose their steps epoch by epoch (Coconut's curriculum on GSM8K, one epoch per stage).
+    Only tokens of the base count: a few markers share their probability.
     """
-    recipe: dict[str, Any] = {
+    (first, tokenizer), (second, _) = load_model(base), load_model(grown)
+    ids = torch.tensor([tokenizer(stdlib()[0].text, add_special_tokens=False)["input_ids"][:_TOKENS]])
+    logits = [model(ids).logits[..., : len(tokenizer)].float() for model in (first, second)]
+    before, after = (values.log_softmax(-1) for values in logits)
+    return float((after - before).abs().max())
+
+
+def _recipe(name: str, sections: dict[str, Any], context: int | None) -> dict[str, object]:
+    """Return a recipe that trains the grown model; paths are relative to its folder."""
+    layout = {"kind": Packed.kind} | sections.get("layout", {})
+    if context is not None and context < Packed.sequence_length:
+        layout["sequence_length"] = context
+    return {
         "name": name,
         "description": "a grown model",
-        "model": model,
-        "data": {"tokenizer": str(out)},
+        **sections,
+        "data": {"tokenizer": HERE},
         "optimizer": {"learning_rate": 1e-4},
-        "train": {"init": str(out), "epochs": 4 if latents else 1},
+        "train": {"init": HERE, "epochs": 1} | sections.get("train", {}),
+        "layout": layout,
     }
-    if latents:
-        recipe["layout"] = {"kind": "qa", "stages": 3, "latents_per_step": 2}
-        stages = enumerate((1, 2, 4), 1)  # the last stage has no steps
-        recipe["phases"] = [
-            {"start": epoch, "clock": "epochs", "layout": {"stage": stage}, "reset_optimizer": True}
-            for epoch, stage in stages
-        ]
-        recipe["evaluation"] = {"metric": "accuracy"}
-    layout = QuestionAnswer() if latents else Packed()
-    if context is not None and context < layout.sequence_length:
-        recipe["layout"] = {"kind": layout.kind, **recipe.get("layout", {}), "sequence_length": context}
-    return recipe
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, object]:

@@ -39,7 +39,7 @@ def loops(recipe: Recipe) -> list[Recipe]:
             answer_only,
             name=f"{recipe.name}-{name}",
             description=f"{recipe.description}: the answer alone, {title}",
-            model=grown(recipe.model, turns=turns),
+            model=grown(recipe.model, turns=turns)["model"],
         )
         for name, (turns, title) in titles.items()
     ]

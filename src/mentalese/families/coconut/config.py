@@ -72,5 +72,19 @@ class CoconutConfig(LatentsConfig):
 
 
 def grown(backbone: Fields, **fields: object) -> Fields:
-    """Return the `model` section of a recipe whose backbone is this decoder."""
-    return {"model_type": "coconut", "backbone": backbone} | fields
+    """Return a recipe whose backbone is this decoder, with Coconut's curriculum on GSM8K: an epoch per stage.
+
+    With a step decoder (SIM-CoT) the layout also has the steps that latents replace.
+    """
+    stages = enumerate((1, 2, 4), 1)  # the last stage has no steps
+    kind = "qa_steps" if fields.get("step_decoder_layers") else "qa"
+    return {
+        "model": {"model_type": "coconut", "backbone": backbone} | fields,
+        "layout": {"kind": kind, "stages": 3, "latents_per_step": 2},
+        "train": {"epochs": 4},
+        "phases": [
+            {"start": epoch, "clock": "epochs", "layout": {"stage": stage}, "reset_optimizer": True}
+            for epoch, stage in stages
+        ],
+        "evaluation": {"metric": "accuracy"},
+    }

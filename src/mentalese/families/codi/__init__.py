@@ -8,6 +8,7 @@ FAMILY = Family(
     name="codi",
     description="CODI: continuous thoughts that learn from the steps that the same model writes",
     recipes=f"{_HERE}.recipes:RECIPES",
+    grow=f"{_HERE}.config:grown",
     classes={"codi": (f"{_HERE}.config:CodiConfig", f"{_HERE}.model:CodiForCausalLM")},
     layouts={"qa_pairs": f"{_HERE}.layout:QuestionPairs"},
 )

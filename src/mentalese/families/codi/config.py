@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from mentalese.families.coconut.config import LatentsConfig
+from mentalese.recipe import Fields
 from mentalese.values import NonNegativeNumber
+
+
+def grown(backbone: Fields, **fields: object) -> Fields:
+    """Return a recipe whose backbone is this decoder, with six latents (section 4)."""
+    return {
+        "model": {"model_type": "codi", "backbone": backbone} | fields,
+        "layout": {"kind": "qa_pairs", "latents": 6},
+        "train": {"epochs": 4},
+        "evaluation": {"metric": "accuracy"},
+    }
 
 
 class CodiConfig(LatentsConfig):

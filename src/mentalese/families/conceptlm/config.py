@@ -98,7 +98,7 @@ class MTPConfig(LayeredDecoderConfig):
 
 
 def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the `model` of a recipe whose backbone is this decoder.
+    """Return a recipe whose backbone is this decoder; concepts add nothing until training moves their heads.
 
     Args:
         token_layers: make the decoder itself this many layers deeper instead, which start as copies of its first ones:
@@ -108,7 +108,7 @@ def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: A
         InputError: fields of concepts for a twin that has none, or more copies than the decoder has layers.
     """
     if token_layers is None:
-        return {"model_type": "conceptlm", "backbone": backbone} | fields
+        return {"model": {"model_type": "conceptlm", "backbone": backbone, "silent_start": True} | fields}
     for field, value in fields.items():
         raise InputError(f"conceptlm.{field} is {value!r}: with token_layers there are no concepts; leave one out")
     name = "n_layer" if "n_layer" in backbone else "num_hidden_layers"
@@ -116,4 +116,4 @@ def grown(backbone: dict[str, Any], token_layers: int | None = None, **fields: A
     require(1 <= token_layers <= backbone[name], "token_layers", token_layers, remedy)
     kinds = backbone.get("layer_types")
     kinds = {} if kinds is None else {"layer_types": kinds[:1] + kinds[:token_layers] + kinds[1:]}
-    return backbone | {name: backbone[name] + token_layers} | kinds
+    return {"model": backbone | {name: backbone[name] + token_layers} | kinds}

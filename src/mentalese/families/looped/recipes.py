@@ -57,7 +57,7 @@ def grown(
     coda_layers: int | None = None,
     **fields: object,
 ) -> Fields:
-    """Return the `model` section of a recipe with the first and the last layers of this decoder.
+    """Return a recipe with the first and the last layers of this decoder.
 
     Args:
         block_layers: l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
@@ -79,7 +79,7 @@ def grown(
     if (kinds := backbone.get("layer_types")) is not None:
         cut["layer_types"] = [*kinds[:first], *kinds[first + layers - total :]]
     shape = {"prelude_layers": first, "coda_layers": last}
-    return {"model_type": "looped", "backbone": cut, "norms": "own", **shape} | fields
+    return {"model": {"model_type": "looped", "backbone": cut, "norms": "own", **shape} | fields}
 
 
 def variants(recipe: Recipe) -> list[Recipe]:
