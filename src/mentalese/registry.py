@@ -114,6 +114,7 @@ COLLECTIONS = {
         "families on tasks with a known optimum, with twins and controls", "mentalese.suite.recipes:RECIPES"
     ),
     "demo": Collection("models that learn within two minutes", "mentalese.suite.demo_models:RECIPES"),
+    "smollm2": Collection("latent reasoning on SmolLM2-135M-Instruct", "mentalese.suite.smollm2:RECIPES"),
     "latent_reasoning": Collection(
         "latent reasoning on GSM8K-Aug in one setting", "mentalese.suite.latent_reasoning:RECIPES"
     ),

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -65,6 +66,9 @@ def convert(file: Path, folder: Path) -> None:
     except Exception as error:  # its reader raises errors of many types for other files
         reason = " ".join(str(error).split())
         raise InputError(f"{PREFIX}{file} cannot be read ({reason}): use a decoder that transformers knows") from error
+    for name, value in vars(model.config).items():  # the file has 1e-5 as a float32, which is 9.99999974e-6
+        if isinstance(value, float):
+            setattr(model.config, name, float(str(np.float32(value))))
     model = model.to(torch.bfloat16)
     forget_quantization(model)
     with whole_folder(folder) as temporary:
