@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from mentalese import load
 from mentalese.compare.compare import run_folder
 from mentalese.files import RECORD, read_json, sealed, sha256, whole_folder, write_json
+from mentalese.models.lora import WEIGHTS as ADAPTERS
 from mentalese.suite.judge import stands
 
 MODELS = Path(__file__).parent / "mentalese_models"
@@ -38,21 +39,37 @@ def best_seed(folder: Path, recipe: str, seeds: int) -> Path:
 
 def export(run: Path, name: str, summary: str) -> None:
     """One run's model as a folder of the package."""
-    parameters = {name for name, _ in load(run, "cpu").model.named_parameters()}
+    saved = load(run, "cpu")
+    parameters = {name for name, _ in saved.model.named_parameters()}
     with whole_folder(MODELS / name, replace=True) as folder:
-        shutil.copytree(run / "model", folder, dirs_exist_ok=True)
-        weights = load_file(folder / WEIGHTS)
-        rounded = {key: value.to(torch.bfloat16) if key in parameters else value for key, value in weights.items()}
-        save_file(rounded, folder / WEIGHTS, {"format": "pt"})
-        (folder / WEIGHTS).chmod(0o644)
-        about = read_json(folder / RECORD)
-        about |= {"summary": summary, "weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
+        about = read_json(run / "model" / RECORD) | {"summary": summary}
+        if saved.recipe is not None and saved.recipe.train.lora_rank is not None:
+            _adapters(run / "model", folder, about)
+        else:
+            shutil.copytree(run / "model", folder, dirs_exist_ok=True)
+            weights = load_file(folder / WEIGHTS)
+            rounded = {key: value.to(torch.bfloat16) if key in parameters else value for key, value in weights.items()}
+            save_file(rounded, folder / WEIGHTS, {"format": "pt"})
+            about |= {"weights": {WEIGHTS: sha256(folder / WEIGHTS)}}
+        for file in folder.glob("*.safetensors"):
+            file.chmod(0o644)
         write_json(folder / RECORD, sealed(about))
         card = (folder / "README.md").read_text(encoding="utf-8")
         card = card.replace("hub:NAME", f"models:{name}").replace("  # or this folder", "")
         head, loading, rest = card.partition("## Load it")
         (folder / "README.md").write_text(f"{head}{summary}\n\n{loading}{rest}", encoding="utf-8")
     print(f"{name}: {summary}")
+
+
+def _adapters(model: Path, folder: Path, about: dict[str, Any]) -> None:
+    """The adapters of a run and its card; the base is not copied."""
+    shutil.copy(model / "README.md", folder)
+    shutil.copy(model / "adapter" / "adapter_config.json", folder)
+    rounded = {key: value.to(torch.bfloat16) for key, value in load_file(model / "adapter" / ADAPTERS).items()}
+    save_file(rounded, folder / ADAPTERS, {"format": "pt"})
+    about["recipe"]["train"]["adapter"] = None  # what they began as is in them
+    del about["weights"]
+    about["files"] = {ADAPTERS: sha256(folder / ADAPTERS)}
 
 
 def export_suite(folder: Path, only: str | None) -> None:

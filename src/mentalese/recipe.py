@@ -110,6 +110,8 @@ class TrainConfig:
             of its markers in embeddings and head. `None`: all weights are trained.
         lora_alpha: adapters are scaled by `lora_alpha / lora_rank`; `None`: twice the rank.
         lora_targets: names of the maps that get adapters, e.g. `q_proj v_proj`; empty: all linear maps but the head.
+        adapter: a model that was trained with adapters of the same kind on the same `init`, a run's folder or
+            `models:NAME`: they are trained further. Of another family it may be, if its decoder is the same.
         checkpointing: compute activations again in the backward pass instead of keeping them (gradient
             checkpointing): less memory, about a third more time.
         gradient_accumulation_steps: micro-batches per optimiser step and rank; the global batch stays the same.
@@ -137,6 +139,7 @@ class TrainConfig:
     lora_rank: Positive | None = None
     lora_alpha: Positive | None = None
     lora_targets: Texts = ()
+    adapter: str | None = None
     checkpointing: bool = False
     gradient_accumulation_steps: Positive = 1
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -160,7 +163,7 @@ class TrainConfig:
             require(self.init is not None, "train.lora_rank", rank, "set train.init to the model that gets adapters")
             require(self.parallel == "ddp", "train.lora_rank", rank, "set train.parallel=ddp, which adapters need")
         else:
-            for name in ("lora_alpha", "lora_targets"):
+            for name in ("lora_alpha", "lora_targets", "adapter"):
                 require(not getattr(self, name), f"train.{name}", getattr(self, name), "set train.lora_rank too")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import mentalese
-from mentalese.models.packaged import packaged
+from mentalese.packaged import packaged
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mentalese
+from mentalese import gguf
 from mentalese.errors import InputError
-from mentalese.models import gguf
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ġa", "Ċ"]
 

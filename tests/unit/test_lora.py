@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -211,6 +213,87 @@ def test_targets_and_alpha_are_those_asked_for(base: Path, corpus: Path, tmp_pat
     assert {name.rpartition(".")[2] for name in adapters} == {"q_proj", "v_proj"}
     assert len(adapters) == 4
     assert all(model.get_submodule(name).scaling == {"default": 0.5} for name in adapters)
+
+
+def test_new_rows_have_the_loss_and_gradients_of_peft_s_layers(any_base: Path, corpus: Path, tmp_path: Path) -> None:
+    asked = recipe(corpus, any_base, tmp_path, "coconut")
+    store, tokenizer = prepare(asked.data, asked.layout, show=False)
+    drawn = Plan(store.splits["train"], asked, tokenizer).batch(0)
+    model = start_model(asked, tokenizer)[0]
+
+    def found() -> list[Tensor]:
+        model.zero_grad()
+        loss = model.training_loss(drawn).loss
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.requires_grad and p.grad is not None]
+        return [loss.detach(), model(drawn["input_ids"]).logits.detach(), *gradients]
+
+    own = found()
+    for module in model.modules():
+        if isinstance(module, TrainableTokensLayer):
+            assert type(module) is not TrainableTokensLayer
+            module.__class__ = TrainableTokensLayer
+    for actual, expected in zip(own, found(), strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+
+
+def of_questions(corpus: Path, base: Path, out: Path, family: str | None, **settings: Any) -> Recipe:
+    """Adapters on `base` itself for questions, in a decoder alone or inside a family."""
+    asked = recipe(corpus, base, out, "coconut", **settings)
+    backbone = asked.model["backbone"]
+    model = backbone if family is None else asked.model | FIELDS[family]
+    layout = QuestionAnswer(batch_size=4) if family is None else asked.layout
+    return dataclasses.replace(
+        asked, model=model, layout=layout, data=dataclasses.replace(asked.data, tokenizer=str(base)),
+        train=dataclasses.replace(asked.train, init=str(base)),
+    )  # fmt: skip
+
+
+def test_adapters_go_on_in_a_family_around_the_decoder(any_base: Path, corpus: Path, tmp_path: Path) -> None:
+    train(of_questions(corpus, any_base, tmp_path, None), tmp_path / "steps", show=False)
+    further = of_questions(corpus, any_base, tmp_path, "coconut", adapter=str(tmp_path / "steps"))
+    _, tokenizer = prepare(further.data, further.layout, show=False)
+    model = start_model(further, tokenizer)[0]
+    saved = load_file(tmp_path / "steps" / "model" / "adapter" / "adapter_model.safetensors")
+    own = dict(model.named_parameters())
+    for name, value in saved.items():
+        inside = name.replace("base_model.model.", "backbone.")
+        inside = re.sub(
+            r"(lora_[AB])\.|(trainable_tokens_delta)$",
+            lambda m: f"{m[1]}.default." if m[1] else f"{m[2]}.default",
+            inside,
+        )
+        assert torch.equal(own[inside], value)
+    merged = mentalese.load(tmp_path / "steps", "cpu").model
+    ids = torch.tensor([[5, 9, 11, 7]])
+    with torch.no_grad():
+        torch.testing.assert_close(model.backbone(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lora_rank": 2}, "its adapters have lora_rank 4 and the run's 2"),
+        ({"lora_alpha": 2}, "its adapters have lora_alpha 8 and the run's 2"),
+        ({"lora_targets": ("q_proj",)}, "its adapters are of another decoder or other targets"),
+        ({"lora_rank": None}, "train.adapter is '.*': set train.lora_rank too"),
+    ],
+)
+def test_adapters_of_another_kind_do_not_go_on(
+    base: Path, corpus: Path, tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    train(of_questions(corpus, base, tmp_path, None), tmp_path / "steps", show=False)
+    with pytest.raises(InputError, match=says):
+        train(
+            of_questions(corpus, base, tmp_path, "coconut", adapter=str(tmp_path / "steps"), **settings),
+            tmp_path / "run",
+            show=False,
+        )
+
+
+def test_a_model_without_adapters_has_none_to_go_on_with(base: Path, corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train.adapter is .*: it has no adapters"):
+        train(of_questions(corpus, base, tmp_path, "coconut", adapter=str(base)), tmp_path / "run", show=False)
 
 
 def test_flops_count_adapters_and_each_other_map_once(base: Path, corpus: Path, tmp_path: Path) -> None:

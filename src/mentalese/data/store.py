@@ -40,6 +40,7 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError, require
 from mentalese.files import JsonObject, cache_dir, checksum, sealed, sha256, whole_folder
+from mentalese.packaged import packaged
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
@@ -262,7 +263,7 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
     """
     stored = config.source.startswith("store:")
     path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
-    if not Path(path).is_dir():  # bpe:SIZE follows from the text
+    if not (packaged(path) or Path(path)).is_dir():  # bpe:SIZE follows from the text
         return None
     return tokenizer_fingerprint(add_markers(load_pretrained_tokenizer(path), latents=layout.questions))
 

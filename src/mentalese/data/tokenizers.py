@@ -28,6 +28,7 @@ from transformers import (
 from mentalese.errors import InputError, reading, require
 from mentalese.files import RECORD, JsonObject, check_files, file_hashes, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
+from mentalese.packaged import packaged
 from mentalese.screen import progress
 from mentalese.values import shown
 
@@ -247,9 +248,9 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a saved tokenizer from `hub:NAME`, or a folder that has not changed since it was saved."""
+    """Return the tokenizer of `hub:NAME`, `models:NAME`, `gguf:FILE` or a folder, whose files are checked."""
     if not path.startswith("hub:"):
-        check_files(Path(path))
+        check_files(packaged(path) or Path(path))
     return read_tokenizer(path)
 
 
@@ -258,18 +259,19 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
     The beginning, the end and padding that the tokenizer lacks are taken from the model's config next to it.
     """
-    name = path.removeprefix("hub:")
-    if name == path:
-        folder = Path(path)
+    name, at_hub = path.removeprefix("hub:"), path.startswith("hub:")
+    if not at_hub:
+        folder = packaged(path) or Path(path)
+        name = str(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
             return GPT2Tokenizer.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:
             raise InputError(
                 f"{path!r} contains no tokenizer: use a folder with tokenizer.json (or vocab.json and merges.txt), "
-                "bpe:SIZE or hub:NAME"
+                "bpe:SIZE, models:NAME or hub:NAME"
             )
-    with reading(f"the tokenizer {path!r}"), nullcontext() if name == path else hub_or_cache("tokenizer", path):
+    with reading(f"the tokenizer {path!r}"), hub_or_cache("tokenizer", path) if at_hub else nullcontext():
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         _name_by_config(tokenizer)
         return tokenizer

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.files import (
     RECORD,
     JsonObject,
@@ -30,11 +30,11 @@ from mentalese.files import (
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import context_length
 from mentalese.models.config import check_fields
-from mentalese.models.lora import FOLDER, add_adapters, merged_weights, save_adapter
-from mentalese.models.packaged import packaged
+from mentalese.models.lora import FOLDER, WEIGHTS, add_adapters, merged_weights, save_adapter
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
+from mentalese.packaged import packaged
 from mentalese.recipe import Recipe
 from mentalese.values import Place, checked
 
@@ -114,9 +114,22 @@ def reading_tokenizer(
 def model_folder(path: str | Path) -> Path:
     """Return the `model/` of a run's folder or checkpoint, the folder of `models:NAME`, or the folder itself."""
     if (folder := packaged(path)) is not None:
-        return folder
+        if (folder / "config.json").is_file():
+            return folder
+        from mentalese.models.adapters import whole_model
+
+        return whole_model(folder)
     inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"
     return inside if (inside / "config.json").is_file() else Path(path)
+
+
+def adapter_folder(path: str | Path) -> Path:
+    """Return the folder of a saved model's adapters; raise `InputError` if it was trained without adapters."""
+    folder = model_folder(path) / FOLDER
+    require(
+        (folder / WEIGHTS).is_file(), "train.adapter", str(path), "it has no adapters; use a model trained with them"
+    )
+    return folder
 
 
 def check_model(path: str | Path) -> None:

@@ -26,8 +26,10 @@ from transformers import Conv1D, PreTrainedModel
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError, nearest, require
+from mentalese.files import read_json
 from mentalese.install import install_command
 from mentalese.models.base import LanguageModel
+from mentalese.nn.linear import PatchedMatrix
 from mentalese.recipe import TrainConfig
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ FOLDER = "adapter"
 """In a saved model's folder."""
 _LEAST = "0.20"  # earlier versions do not train new rows of a tied head
 _NAME = "default"  # PEFT's name for a single adapter
+_INSIDE = "base_model.model."  # before each name in its files
+WEIGHTS = "adapter_model.safetensors"
+"""In the folder of adapters."""
 
 BACKBONE_TARGETS = ("c_attn", "query_key_value", "qkv_proj", "q_proj", "v_proj")
 """The maps that PEFT adapts in transformers' decoders; a decoder has one or two of these names."""
@@ -82,6 +87,33 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
     for name in new:  # PEFT itself would train copies of them
         model.get_submodule(name).requires_grad_(True)
     model.peft_config[_NAME].modules_to_save = new or None
+    _compute_rows_only(model)
+
+
+def _compute_rows_only(model: LanguageModel) -> None:
+    """Let layers of new rows compute with these rows: PEFT's copy the whole table in each call, and its gradient."""
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+
+    class Rows(TrainableTokensLayer):
+        def patched_matrix(self) -> PatchedMatrix:
+            matrix: Any = self.get_base_layer().weight
+            rows = torch.tensor(self.token_indices[_NAME], device=matrix.device)
+            return PatchedMatrix(matrix, rows, self.trainable_tokens_delta[_NAME].to(matrix))
+
+        def forward_adapters(self, x: Tensor, active_adapters: list[str], *args: Any, **kwargs: Any) -> Tensor:
+            computed = self.get_base_layer()(x, *args, **kwargs)
+            _, rows, values = self.patched_matrix()
+            assert rows is not None
+            assert values is not None
+            if isinstance(self.get_base_layer(), nn.Linear):
+                return computed.index_copy(-1, rows, nn.functional.linear(x, values).to(computed.dtype))
+            own = x[..., None].eq(rows)
+            new = nn.functional.embedding(own.int().argmax(-1), values)
+            return torch.where(own.any(-1, keepdim=True), new, computed)
+
+    for module in model.modules():
+        if type(module) is TrainableTokensLayer and not hasattr(module.get_base_layer(), "embed_scale"):
+            module.__class__ = Rows
 
 
 def _version() -> str | None:
@@ -119,12 +151,55 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
     config = model.peft_config[_NAME]
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(folder)
+    saved = {f"{_INSIDE}{name}": value.detach().cpu().contiguous() for name, value in _trained(model).items()}
+    save_file(saved, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_adapter(folder: Path, model: LanguageModel) -> None:
+    """Set a model's adapters to those that `save_adapter` wrote, of this family or another with the same decoder.
+
+    Parts that a family adds are set if both have them.
+
+    Raises:
+        InputError: rank, scale, targets or markers differ, or the adapters belong to another decoder.
+    """
+    from safetensors.torch import load_file
+
+    config, saved = model.peft_config[_NAME], read_json(folder / "adapter_config.json")
+    rows = list((config.trainable_token_indices or {}).values())
+    for name, theirs, own in (
+        ("lora_rank", saved["r"], config.r),
+        ("lora_alpha", saved["lora_alpha"], config.lora_alpha),
+        ("markers", [*(saved["trainable_token_indices"] or {}).values()], rows),
+    ):
+        remedy = f"its adapters have {name} {theirs} and the run's {own}; use adapters of the same kind"
+        require(theirs == own, "train.adapter", str(folder), remedy)
+    tensors = {_of_decoder(name): value for name, value in load_file(folder / WEIGHTS).items()}
+    parameters = {_of_decoder(name): value for name, value in _trained(model).items()}
+    unknown = sorted(tensors.keys() - parameters.keys())
+    unknown += sorted(name for name in parameters.keys() - tensors.keys() if ".lora_" in name)
+    unknown += sorted(
+        name for name, value in tensors.items() if name in parameters and value.shape != parameters[name].shape
+    )
+    remedy = f"its adapters are of another decoder or other targets ({', '.join(unknown[:1])}); use the same"
+    require(not unknown, "train.adapter", str(folder), remedy)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            parameters[name].copy_(value)
+
+
+def _of_decoder(name: str) -> str:
+    """Return a weight's name without what is around the decoder."""
+    return name.removeprefix(_INSIDE).removeprefix("backbone.")
+
+
+def _trained(model: LanguageModel) -> dict[str, Tensor]:
+    """Return adapters, new rows and new parts of the model, by the names that PEFT saves them by."""
     adapters = {name: p for name, p in model.named_parameters() if p.requires_grad and f".{_NAME}" in name}
-    tensors = {name.replace(f".{_NAME}", ""): parameter for name, parameter in adapters.items()}
-    for name in config.modules_to_save or ():
+    tensors: dict[str, Tensor] = {name.replace(f".{_NAME}", ""): parameter for name, parameter in adapters.items()}
+    for name in model.peft_config[_NAME].modules_to_save or ():
         tensors |= model.get_submodule(name).state_dict(prefix=f"{name}.")
-    saved = {f"base_model.model.{name}": value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(saved, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return tensors
 
 
 def _prefix(model: PreTrainedModel) -> str:

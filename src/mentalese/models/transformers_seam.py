@@ -256,13 +256,6 @@ def step_trainer() -> type[Trainer]:
     return StepTrainer
 
 
-def forget_quantization(model: Any) -> None:
-    """Let a model whose weights were dequantised be saved as any other: transformers refuses those read from GGUF."""
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
-
-
 def use_one_gpu(arguments: TrainingArguments) -> None:
     """Make `TrainingArguments` of a machine with several GPUs use the first one in this process."""
     arguments._n_gpu = min(arguments.n_gpu, 1)

@@ -1,8 +1,24 @@
-"""Tests of whether a linear map's matrix may be used without calling the module."""
+"""The matrix of a linear map, and tests of whether it may be used without calling the module."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
+
+
+class PatchedMatrix(NamedTuple):
+    """A matrix, perhaps with other rows in the place of some of its own: rows that are trained when it is not.
+
+    Attributes:
+        matrix: [out, in].
+        rows: [r], the rows that are replaced, int64; `None`: none.
+        values: [r, in].
+    """
+
+    matrix: Tensor
+    rows: Tensor | None = None
+    values: Tensor | None = None
 
 
 def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
@@ -15,6 +31,12 @@ def is_plain(module: nn.Module, *kinds: type[nn.Module]) -> bool:
         return False
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return "forward" not in vars(module) and not any(hooks)
+
+
+def patched_matrix(module: nn.Module) -> PatchedMatrix | None:
+    """Return the matrix of a map without bias of which some rows are trained (`models.lora`), if it is one."""
+    patched = getattr(getattr(module, "token_adapter", None), "patched_matrix", None)
+    return patched() if callable(patched) else None
 
 
 def matrix_or_module(module: nn.Module) -> Tensor | nn.Module:

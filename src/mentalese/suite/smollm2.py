@@ -1,8 +1,10 @@
-"""All methods of latent reasoning on SmolLM2-135M-Instruct, each within two hours of one CPU core.
+"""All methods of latent reasoning on SmolLM2-135M-Instruct, each within a few hours of one CPU core.
 
-`smollm2/METHOD` learns English word problems of two to four steps (`builtin:word-problems`). Adapters of rank 16 are
-trained, 16 questions a step. An epoch is half of the problems, and the same half each time: a stage of a curriculum is
-one epoch of it. Curricula have no stage of written steps: they go on with the adapters of `smollm2/cot`.
+`smollm2/DATA-METHOD`; DATA is `words` (English word problems of two to four steps, `builtin:word-problems`), `clutrr`
+or `gsm8k`. Adapters of rank 16 are trained, 16 questions a step. An epoch has about 4,500 questions, always the same.
+
+`cot` and `no-cot` start from the base. All others go on with the adapters of `cot`: curricula have no stage of written
+steps, and each of their stages is one epoch, the last one two. Loops answer at once, and start from the base.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as latent
+from mentalese.families.codi.recipes import method as distilled
+from mentalese.families.looped.recipes import grown
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
 BASE = "models:smollm2"
@@ -28,7 +32,43 @@ WORDS = Recipe(
     train=TrainConfig(epochs=1, init=BASE, lora_rank=16, precision="bf16", checkpoint_every=50),
     evaluation=EvaluationConfig(metric="accuracy", answer_tokens=96, max_documents=100),
 )
-STAGES = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=9, step_tokens=36)
+STAGES = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=8, step_tokens=31)
+STEP_DECODER_LAYERS = 6  # SIM-CoT's has all; its cost would be the model's once more
 
 
-RECIPES = [latent(WORDS, "cot", STAGES), latent(WORDS, "no-cot", STAGES).replace(train={"epochs": 2})]
+def curriculum(recipe: Recipe, name: str, stages: Curriculum) -> Recipe:
+    """Return the recipe as a method whose first epoch leaves out a step, after the written steps of `cot`."""
+    made = latent(recipe, name, stages)
+    first, *rest = made.phases
+    phases = tuple(dataclasses.replace(phase, start=phase.start - 1) for phase in rest)
+    return continued(made.replace(layout=first.layout, phases=phases, train={"epochs": len(made.phases) + 1}))
+
+
+def continued(recipe: Recipe) -> Recipe:
+    """Return the recipe with the adapters of written steps as its start."""
+    task = recipe.name.partition("/")[2].partition("-")[0]
+    return recipe.replace(train={"adapter": f"models:smollm2-{task}-cot"})
+
+
+def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
+    """Return the recipe, whose model is a decoder, as all methods."""
+    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": 2})
+    looped = no_cot.replace(
+        name=f"{recipe.name}-looped",
+        description=f"{recipe.description}: the answer alone, the middle layers twice",
+    )
+    sim = curriculum(recipe, "sim-cot", stages).replace(model={"step_decoder_layers": STEP_DECODER_LAYERS})
+    codi = continued(distilled(recipe, "", stages.stages * stages.latents_per_step)).replace(
+        name=f"{recipe.name}-codi", train={"epochs": 3}
+    )
+    return [
+        latent(recipe, "cot", stages),
+        no_cot,
+        *(curriculum(recipe, name, stages) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
+        sim,
+        codi,
+        dataclasses.replace(looped, model=grown(recipe.model, turns=2)["model"]),
+    ]
+
+
+RECIPES = methods(WORDS, STAGES)

@@ -60,7 +60,7 @@ from mentalese.training.run_folder import (
     check_inputs,
     claimed,
     finished_result,
-    init_weights,
+    first_weights,
     learning_curve,
 )
 from mentalese.training.signals import Interrupted, stop_signals
@@ -149,7 +149,7 @@ class Run:
         remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
         for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
-        self.init_weights = init_weights(recipe)
+        self.first_weights = first_weights(recipe)
         self.model, self.parameters = outline(recipe, self.tokenizer)
         self.validation = Validation(self.plan, self.store, out)
         self.prompts, self.sample_tokens = self.validation.sample_prompts(self.model)
@@ -401,7 +401,7 @@ class Run:
             "fingerprint": self.recipe.fingerprint(),
             "data_hash": self.store.meta["data_hash"],
             "source_fingerprint": self.store.meta["source_fingerprint"],
-            **({"init_weights": self.init_weights} if self.init_weights else {}),
+            **self.first_weights,
             "seed": self.recipe.train.seed,
             "commit": provenance.commit(),
             "hardware": provenance.hardware(self.parallel.device) | {"ranks": self.parallel.world_size},

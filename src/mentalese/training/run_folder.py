@@ -36,10 +36,19 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
     return result
 
 
-def init_weights(recipe: Recipe) -> str | None:
-    """Return a hash of the weights in `train.init`, if a model that this library saved contains them."""
-    weights = saved_about(recipe.train.init).get("weights") if recipe.train.init is not None else None
-    return hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest() if weights else None
+def first_weights(recipe: Recipe) -> dict[str, str]:
+    """Return hashes of the weights that a run starts from, as far as models that this library saved contain them.
+
+    Returns:
+        `init_weights` of `train.init` and `adapter_weights` of `train.adapter`.
+    """
+    paths = {"init_weights": recipe.train.init, "adapter_weights": recipe.train.adapter}
+    saved = {name: saved_about(path).get("weights") for name, path in paths.items() if path is not None}
+    return {
+        name: hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
+        for name, weights in saved.items()
+        if weights
+    }
 
 
 def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:
@@ -50,7 +59,7 @@ def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: 
     Args:
         now: `source_fingerprint`, and `data_hash` if the text has been prepared.
     """
-    data = recipe.data
+    data, first = recipe.data, first_weights(recipe)
     tokenizer = data.source if data.source.startswith("store:") else data.tokenizer
     for name, place, before, after in (
         ("text", data.source, noted.get("source_fingerprint"), now["source_fingerprint"]),
@@ -61,7 +70,8 @@ def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: 
             saved_about(out).get("tokenizer_fingerprint"),
             tokenizer_in_folder(data, recipe.layout),
         ),
-        ("weights", recipe.train.init, noted.get("init_weights"), init_weights(recipe)),
+        ("weights", recipe.train.init, noted.get("init_weights"), first.get("init_weights")),
+        ("adapters", recipe.train.adapter, noted.get("adapter_weights"), first.get("adapter_weights")),
     ):
         if before is not None and after not in (None, before):
             raise InputError(f"{out} was trained with other {name} than {place} contains now: use another --out")

@@ -1,7 +1,8 @@
 """Trained models that packages provide: `models:NAME` opens one wherever a model's path is accepted.
 
 A package names a module in the entry point group `mentalese.models`; each folder in it that contains a `config.json`
-is a model. `mentalese-models` provides the models of this project.
+is a model, and one that contains an `adapter_config.json` the adapters of one (`mentalese.models.adapters`).
+`mentalese-models` provides the models of this project.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from mentalese.errors import InputError, nearest
+from mentalese.gguf import SMOLLM2, cached_models, gguf_folder
 from mentalese.install import install_command
-from mentalese.models.gguf import SMOLLM2, cached_models, gguf_folder
 
 ENTRY_POINTS = "mentalese.models"
 PREFIX = "models:"
@@ -25,7 +26,7 @@ def packaged_models() -> dict[str, Path]:
     folders: dict[str, Path] = {}
     for entry_point in entry_points(group=ENTRY_POINTS):
         for folder in sorted(Path(str(files(entry_point.value))).iterdir()):
-            if (folder / "config.json").is_file():
+            if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
                 if folder.name in folders:
                     raise InputError(f"two packages bring the model {folder.name!r}: uninstall one")
                 folders[folder.name] = folder

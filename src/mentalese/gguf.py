@@ -12,14 +12,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from mentalese.errors import InputError
 from mentalese.files import cache_dir, sha256, whole_folder
 from mentalese.install import install_command
-from mentalese.models.transformers_seam import forget_quantization
 
 PREFIX = "gguf:"
 
@@ -57,6 +52,10 @@ def convert(file: Path, folder: Path) -> None:
     Raises:
         InputError: the package `gguf` is not installed, or transformers cannot read the file.
     """
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     options = {"gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
@@ -69,8 +68,10 @@ def convert(file: Path, folder: Path) -> None:
     for name, value in vars(model.config).items():  # the file has 1e-5 as a float32, which is 9.99999974e-6
         if isinstance(value, float):
             setattr(model.config, name, float(str(np.float32(value))))
+    if hasattr(model.config, "quantization_config"):  # a model that is read from GGUF refuses to be saved with it
+        del model.config.quantization_config
+    model.hf_quantizer = None
     model = model.to(torch.bfloat16)
-    forget_quantization(model)
     with whole_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
