@@ -25,7 +25,8 @@ from mentalese.data.layouts import Layout, Packed, QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
-from mentalese.models import lora
+from mentalese.files import RECORD, read_json, sealed, sha256, write_json
+from mentalese.models import adapters, checkpoints, lora
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -268,6 +269,28 @@ def test_adapters_go_on_in_a_family_around_the_decoder(any_base: Path, corpus: P
     ids = torch.tensor([[5, 9, 11, 7]])
     with torch.no_grad():
         torch.testing.assert_close(model.backbone(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_adapters_without_their_base_open_as_the_whole_model(
+    any_base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(of_questions(corpus, any_base, tmp_path, "coconut"), tmp_path / "run", show=False)
+    model, folder = tmp_path / "run" / "model", tmp_path / "kept"
+    shutil.copytree(model / "adapter", folder)
+    about = read_json(model / RECORD)
+    about["files"] = {lora.WEIGHTS: sha256(folder / lora.WEIGHTS)}
+    write_json(folder / RECORD, sealed(about))
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
+    whole = adapters.whole_model(folder)
+    expected, opened = mentalese.load(model, "cpu"), mentalese.load(whole, "cpu")
+    assert_same(opened.model.state_dict(), expected.model.state_dict())
+    assert opened.layout == expected.layout
+    assert opened.tokenizer.get_vocab() == expected.tokenizer.get_vocab()
+    assert checkpoints.adapter_folder(whole).is_dir()  # training may go on from it
+    assert adapters.whole_model(folder) == whole
+    (folder / lora.WEIGHTS).write_bytes(b"other")
+    with pytest.raises(InputError, match="is missing or has changed since it was saved"):
+        adapters.whole_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ BEGINNING = "text_beginning"
 """The key in a tokenizer's settings for the tokens that another project's tokenizer puts before a text."""
 
 CHAT = "text_chat"
-"""The key in a tokenizer's settings for the chat template of its base, where `chat_template` is that of a layout."""
+"""The key in a tokenizer's settings for the chat template of its base, where `chat_template` is a layout's."""
 
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000

@@ -46,8 +46,7 @@ def curriculum(recipe: Recipe, name: str, stages: Curriculum) -> Recipe:
 
 def continued(recipe: Recipe) -> Recipe:
     """Return the recipe with the adapters of written steps as its start."""
-    task = recipe.name.partition("/")[2].partition("-")[0]
-    return recipe.replace(train={"adapter": f"models:smollm2-{task}-cot"})
+    return recipe.replace(train={"adapter": "models:smollm2-cot"})
 
 
 def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:

@@ -1,0 +1,54 @@
+"""Every way of the table on SmolLM2 starts from a trained decoder, or from the adapters of written steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from mentalese import recipes
+from mentalese.data.store import prepare
+from mentalese.suite.smollm2 import STAGES, WORDS, methods
+from mentalese.testing.runs import quiet_run
+from support import shrink
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
+
+DECODER = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_a_stage_is_an_epoch_and_the_last_one_two() -> None:
+    table = recipes()
+    for name, stages in (("coconut", [1, 2, 3, 5]), ("icot", [8, 16, 24, 32])):
+        recipe = table[f"smollm2/words-{name}"]
+        assert [layout.stage for layout in recipe.layouts()] == stages
+        assert [phase.start for phase in recipe.phases] == [1, 2, 3]
+        assert recipe.train.epochs == 5
+
+
+def test_all_but_three_go_on_with_the_adapters_of_written_steps() -> None:
+    begins = {recipe.name.removeprefix("smollm2/words-"): recipe.train.adapter for recipe in methods(WORDS, STAGES)}
+    assert {name for name, adapter in begins.items() if adapter is None} == {"cot", "no-cot", "looped"}
+    assert {*begins.values()} - {None} == {"models:smollm2-cot"}
+
+
+@pytest.mark.slow
+def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    recipe = dataclasses.replace(WORDS, model=DECODER)
+    recipe = recipe.replace(data={"tokenizer": str(base), "train_tokens": None}, train={"init": str(base)})
+    _, tokenizer = prepare(shrink(recipe, corpus).data, recipe.layout, show=False)
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), **{k: v for k, v in DECODER.items() if k != "model_type"})
+    AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    for made in methods(recipe, STAGES):
+        small = shrink(made, corpus)
+        small = small.replace(data={"tokenizer": str(base)}, train={"adapter": None})
+        quiet_run(small, tmp_path / made.name.rpartition("/")[2]).one_step()
