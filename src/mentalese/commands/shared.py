@@ -72,14 +72,16 @@ class ResultOptions:
 
 
 def text_read(result: Result) -> str:
-    """Return text and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
+    """Return text, windows and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
     part = "all" if result["split"] == "all" else f"the {result['split']} split"
     what = ("questions",) if "questions" in result else ("documents", "tokens")
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
     rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
     rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
     verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
-    return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{cut}{rule}"
+    context = str(result.get("protocol", {}).get("context", "")).partition(",")[0]
+    windows = f", in {context}" if "windows" in context else ""
+    return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{windows}{cut}{rule}"
 
 
 def metric_rows(results: Result, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -17,14 +17,15 @@ from lm_eval.api import task as lm_eval_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
+from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.prompts import PromptEncoder, check_prompts
+from mentalese.data.prompts import PromptEncoder, TextRow, check_prompts
 from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError, require
 from mentalese.evaluation.zero_shot import Questions
 from mentalese.models import hf
-from mentalese.models.base import evaluation_mode
+from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
 from mentalese.models.generation import continuations
 from mentalese.models.saved import Saved
@@ -160,7 +161,7 @@ class MentaleseLM(LM):
             for start in range(0, len(windows), self.batch_size):
                 part = windows[start : start + self.batch_size]
                 batch = to_device(self._batch(part, rows, labels), self.saved.device)
-                by_token = self.model.token_nll(batch, **self.model.continuation_scoring())
+                by_token, is_greedy = self._read(batch, greedy)
                 nats = by_token.cpu().double().sum(1).numpy()  # float64: a sum of many tokens
                 for window, value in zip(part, nats):
                     if not np.isfinite(value):
@@ -169,9 +170,8 @@ class MentaleseLM(LM):
                             "weights or activations are not finite"
                         )
                     nll[window.row] += value
-                if greedy:
-                    for window, is_right in zip(part, self._is_greedy(batch)):
-                        right[window.row] &= is_right
+                for window, is_right in zip(part, is_greedy):
+                    right[window.row] &= is_right
                 bar.update(count := count + sum(window.end - window.start for window in part))
         counts = (int((row != IGNORED).sum()) for row in labels)
         scores = {
@@ -187,6 +187,8 @@ class MentaleseLM(LM):
         rows, labels = [], []
         for context, continuation in pairs:
             row = self.layout.prompt_row(context + continuation, self._encoder.after(context))
+            if row.spans[0] is not None and not context:  # the first token is scored after a beginning
+                row = TextRow.of_markers(self.special_ids["bos_token_id"]) + row
             lexical = [i for i, span in enumerate(row.spans) if span is not None]
             context_tokens = sum(span is not None and span[1] <= len(context) for span in row.spans)
             first = lexical[context_tokens - 1] + 1 if context_tokens else lexical[0]
@@ -218,6 +220,19 @@ class MentaleseLM(LM):
             batch["labels"][i, scored - start : end - start] = torch.from_numpy(labels[row][scored:end])
             batch["attention_mask"][i, : end - start] = 1
         return batch
+
+    def _read(self, batch: Batch, greedy: bool) -> tuple[Tensor, np.ndarray]:
+        """Return the nats of each label [rows, length], and `_is_greedy` if asked, or else no rows."""
+        model, labels = self.model, batch["labels"]
+        if greedy and type(model).token_nll is LanguageModel.token_nll:  # both from one pass
+            hidden, counted = model.final_hidden_states(batch), labels[:, 1:] != IGNORED
+            missed = torch.zeros_like(counted)
+            missed[counted] = (
+                model.get_output_embeddings()(hidden[:, :-1][counted]).argmax(-1) != labels[:, 1:][counted]
+            )
+            return model.next_token_nll(hidden, labels), (~missed.any(1)).cpu().numpy()
+        nats = model.token_nll(batch, **model.continuation_scoring())
+        return nats, self._is_greedy(batch) if greedy else np.empty(0)
 
     def _is_greedy(self, batch: Batch) -> np.ndarray:
         """Test if every label has the largest logit, bool [rows]; models that fill in masks predict all at once."""

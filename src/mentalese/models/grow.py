@@ -79,7 +79,7 @@ def difference(base: str, grown: Path) -> float:
     """
     (first, tokenizer), (second, _) = load_model(base), load_model(grown)
     ids = torch.tensor([tokenizer(stdlib()[0].text, add_special_tokens=False)["input_ids"][:_TOKENS]])
-    logits = [model(ids).logits[..., : len(tokenizer)].float() for model in (first, second)]
+    logits = [model.float()(ids).logits[..., : len(tokenizer)] for model in (first, second)]  # a base may be bfloat16
     before, after = (values.log_softmax(-1) for values in logits)
     return float((after - before).abs().max())
 

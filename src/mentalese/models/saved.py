@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
-from mentalese.data.layouts import Layout, Packed
+from mentalese.data.layouts import AsIs, Layout
 from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
@@ -31,6 +31,10 @@ from mentalese.values import checked, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_WINDOW = 2048
+"""The most tokens in a window of a model without a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,8 +246,8 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     model, tokenizer = load_model(path, device, fields=config)
     recipe = saved_recipe(path)
-    evaluation = recipe.evaluation if recipe else EvaluationConfig()
     layout, data = (recipe.layout, recipe.data) if recipe else _reading(str(path), model, tokenizer)
+    evaluation = recipe.evaluation if recipe else _protocol(layout)
     return Saved(
         path=str(path),
         model=model,
@@ -271,8 +275,13 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
                     f"{path}: the model reads {parts}, and neither mentalese.json nor the tokenizer's settings say how "
                     "its text is laid out: save the tokenizer of the run's model/ with it"
                 )
-    length = Packed().sequence_length
-    return Packed(sequence_length=min(length, context_length(model.config) or length)), DataConfig()
+    return AsIs(sequence_length=min(_WINDOW, context_length(model.config) or _WINDOW)), DataConfig()
+
+
+def _protocol(layout: Layout) -> EvaluationConfig:
+    """Return the protocol of a model without a recipe, whose batches have as many tokens as those of short windows."""
+    usual, length = EvaluationConfig(), layout.sequence_length or 1
+    return dataclasses.replace(usual, batch_size=min(usual.batch_size, max(1, 4096 // length)))
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:

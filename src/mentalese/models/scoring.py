@@ -188,8 +188,10 @@ def _scored(
     model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
     documents = evaluation.chosen(len(split.document_bytes))
     settings = {} if estimator == model.estimators[0] else {"estimator": estimator}
-    total, tokens = 0.0, 0
-    with progress("Scoring", int(np.diff(split.documents)[documents].sum()), show=show) as bar:
+    total, tokens, rows_read = 0.0, 0, 0
+    questions = saved.layout.questions  # most of their tokens are not scored
+    whole = len(documents) if questions else int(np.diff(split.documents)[documents].sum())
+    with progress("Scoring", whole, show=show) as bar:
         for number, batch in enumerate(evaluation_batches(split, saved.layout, evaluation, saved.tokenizer)):
             before_batch()
             read = {name: value for name, value in batch.items() if name != "store_index"}
@@ -204,8 +206,8 @@ def _scored(
                     f"the log-likelihood of evaluation batch {number} ({rows} rows of {length} tokens) is "
                     f"{total}: the model's weights or activations are not finite"
                 )
-            tokens += int((labels != IGNORED).sum())
-            bar.update(tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
+            tokens, rows_read = tokens + int((labels != IGNORED).sum()), rows_read + len(labels)
+            bar.update(rows_read if questions else tokens, f"perplexity {_exp(total / max(tokens, 1)):.1f}")
             yield batch, labels, parts
     require(tokens > 0, "the number of scored tokens", tokens, "use a split with text")
 

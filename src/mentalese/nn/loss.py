@@ -50,11 +50,9 @@ def linear_cross_entropy(
     """
     if target_weights is not None:
         target_weights = target_weights.detach()
-    if hidden.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere the count would be waited for
-        kept = (targets != IGNORED).nonzero()[:, 0]
-        if len(kept) < len(targets):
-            hidden, targets = hidden.index_select(0, kept), targets[kept]
-            target_weights = None if target_weights is None else target_weights[kept]
+    if (kept := _counted(targets)) is not None:
+        hidden, targets = hidden.index_select(0, kept), targets[kept]
+        target_weights = None if target_weights is None else target_weights[kept]
     coefficients = (targets != IGNORED).to(torch.float32)
     if target_weights is not None:
         coefficients = coefficients * target_weights
@@ -72,6 +70,9 @@ def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, c
 
     Takes the arguments of `linear_cross_entropy`.
     """
+    if (kept := _counted(targets)) is not None:
+        nll = linear_nll(hidden[kept], weight, targets[kept], chunk_size=chunk_size)
+        return nll.new_zeros(len(targets)).index_copy_(0, kept, nll)
     head = _matrix(weight)
     if isinstance(head, nn.Module):
         return module_nll(hidden, head, targets, chunk_size=chunk_size)
@@ -88,6 +89,14 @@ def linear_nll_sum(
         return nll.sum(), nll.detach()
     counted = (targets != IGNORED).to(torch.float32)
     return _apply(hidden, head, targets, counted, chunk_size)
+
+
+def _counted(targets: Tensor) -> Tensor | None:
+    """Return the places of targets that count; `None` if all do, or if the device would have to be waited for."""
+    if targets.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    kept = (targets != IGNORED).nonzero()[:, 0]
+    return kept if len(kept) < len(targets) else None
 
 
 def _matrix(head: Tensor | nn.Module) -> PatchedMatrix | nn.Module:

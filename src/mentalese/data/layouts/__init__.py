@@ -1,6 +1,7 @@
 """Layouts: classes that turn documents into rows, batches and prompts. Families may add layouts.
 
-    packed      `Packed` (documents joined and cut), `PerDocument` (rows within a document), `Marked` (sentence markers)
+    packed      `Packed` (documents joined and cut), `AsIs` (the same, prompts without a beginning), `PerDocument` (rows
+                within a document), `Marked` (sentence markers)
     sentences   `SentenceStreams` (whole sentences, read one after the other)
     qa          `QuestionAnswer` (question, steps, answer, perhaps with latents between them)
 
@@ -10,13 +11,14 @@ Families add `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `Ques
 from __future__ import annotations
 
 from mentalese.data.layouts.base import KINDS, Layout, RowLayout
-from mentalese.data.layouts.packed import Marked, Packed, PerDocument
+from mentalese.data.layouts.packed import AsIs, Marked, Packed, PerDocument
 from mentalese.data.layouts.qa import QuestionAnswer
 from mentalese.data.layouts.sentences import SentenceStreams
 from mentalese.errors import InputError, nearest
 from mentalese.values import checked
 
 __all__ = [
+    "AsIs",
     "Layout",
     "Marked",
     "Packed",

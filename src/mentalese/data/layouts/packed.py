@@ -53,6 +53,20 @@ class Packed(RowLayout):
 
 
 @checked_dataclass("layout")
+class AsIs(Packed):
+    """Documents as `packed` has them, and prompts with only what the tokenizer itself puts before a text.
+
+    Models of other projects are read like this.
+    """
+
+    kind = "as_is"
+    beginning = "the text as its tokenizer encodes it"
+
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        return encoder.beginning + encoder.text(self.prompt_text(text))
+
+
+@checked_dataclass("layout")
 class PerDocument(Packed):
     """Rows that never cross a document; shorter rows are padded."""
 
