@@ -85,6 +85,7 @@ def test_any_hugging_face_model_opens(kind: str, tokenizer: Any, tmp_path: Path)
     assert opened.generate(["ab"], max_new_tokens=4)[0].startswith("ab")
     (score,) = opened.score(["abc def"])
     ids = opened.encode(["abc def"])["input_ids"]
+    ids = torch.cat((torch.tensor([[tokenizer.eos_token_id]]), ids), dim=1)  # a score has a first token to predict from
     with torch.no_grad():
         log_p = opened.model(ids).logits[0, :-1].log_softmax(-1)
     expected = -log_p.gather(-1, ids[0, 1:, None]).sum().item()

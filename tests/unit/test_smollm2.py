@@ -25,8 +25,12 @@ DECODER = {
 
 def test_a_stage_is_an_epoch_and_the_last_one_two() -> None:
     table = recipes()
-    for name, stages in (("coconut", [1, 2, 3, 5]), ("icot", [8, 16, 24, 32])):
-        recipe = table[f"smollm2/words-{name}"]
+    for name, stages in (
+        ("words-coconut", [1, 2, 3, 5]),
+        ("words-icot", [8, 16, 24, 32]),
+        ("arithmetic-icot", [13, 26, 39, 51]),
+    ):
+        recipe = table[f"smollm2/{name}"]
         assert [layout.stage for layout in recipe.layouts()] == stages
         assert [phase.start for phase in recipe.phases] == [1, 2, 3]
         assert recipe.train.epochs == 5
@@ -35,7 +39,7 @@ def test_a_stage_is_an_epoch_and_the_last_one_two() -> None:
 def test_all_but_three_go_on_with_the_adapters_of_written_steps() -> None:
     begins = {recipe.name.removeprefix("smollm2/words-"): recipe.train.adapter for recipe in methods(WORDS, STAGES)}
     assert {name for name, adapter in begins.items() if adapter is None} == {"cot", "no-cot", "looped"}
-    assert {*begins.values()} - {None} == {"models:smollm2-cot"}
+    assert {*begins.values()} - {None} == {"models:smollm2-words-cot"}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
+from mentalese.data.layouts import AsIs
 from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError, nearest, require
@@ -96,6 +97,14 @@ def _bounded() -> Iterator[None]:
 def context_length(config: PreTrainedConfig) -> int | None:
     """Return the most tokens that a model can read; `None` for models that read sentence by sentence."""
     return getattr(config, "max_position_embeddings", None)
+
+
+_WINDOW = 2048
+
+
+def as_is(config: PreTrainedConfig) -> AsIs:
+    """Return how a model without a recipe reads: all of its context, but at most 2,048 tokens."""
+    return AsIs(sequence_length=min(_WINDOW, context_length(config) or _WINDOW))
 
 
 def check_context(config: PreTrainedConfig, recipe: Recipe) -> None:

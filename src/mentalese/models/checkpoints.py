@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, logging
 
 from mentalese.data.config import DataConfig
-from mentalese.data.layouts import Layout, Packed
+from mentalese.data.layouts import Layout
 from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, require
 from mentalese.files import (
@@ -28,7 +28,7 @@ from mentalese.files import (
     write_json,
 )
 from mentalese.models.base import LanguageModel, as_model
-from mentalese.models.build import context_length
+from mentalese.models.build import as_is, context_length
 from mentalese.models.config import check_fields
 from mentalese.models.lora import FOLDER, WEIGHTS, add_adapters, merged_weights, save_adapter
 from mentalese.models.tensor_files import is_checkpoint, load_weights
@@ -101,7 +101,7 @@ def reading_tokenizer(
 
     It carries `about`, so that a model that transformers saves again is still read as in training.
     """
-    layout: Layout = Packed()
+    layout: Layout = as_is(model.config)
     data = DataConfig()
     if "recipe" in about:
         recipe = Recipe.from_dict(about["recipe"])

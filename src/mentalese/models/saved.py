@@ -14,14 +14,14 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
-from mentalese.data.layouts import AsIs, Layout
+from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
 from mentalese.errors import InputError, require
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.base import LanguageModel
-from mentalese.models.build import context_length
+from mentalese.models.build import as_is
 from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
 from mentalese.models.inputs import check_tokens
 from mentalese.models.text_model import TextModel
@@ -31,10 +31,6 @@ from mentalese.values import checked, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_WINDOW = 2048
-"""The most tokens in a window of a model without a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +271,7 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
                     f"{path}: the model reads {parts}, and neither mentalese.json nor the tokenizer's settings say how "
                     "its text is laid out: save the tokenizer of the run's model/ with it"
                 )
-    return AsIs(sequence_length=min(_WINDOW, context_length(model.config) or _WINDOW)), DataConfig()
+    return as_is(model.config), DataConfig()
 
 
 def _protocol(layout: Layout) -> EvaluationConfig:

@@ -75,7 +75,6 @@ def text_tokenizer(
     row = layout.prompt_row("a", PromptEncoder(tokenizer, data, mask_token_id))
     before, after = row.around()
     backend.post_processor = _template(backend, row.ids[:before], row.ids[len(row) - after :])
-    is_default = type(layout).prompt_row is Layout.prompt_row and type(layout).prompt_text is Layout.prompt_text
     named = {
         "bos_token": BOS if layout.markers else tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,
@@ -94,7 +93,7 @@ def text_tokenizer(
         ABOUT: about,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
-    if is_default and mask_token_id is None:
+    if layout.plain and mask_token_id is None:
         return PreTrainedTokenizerFast(**settings)
     return MentaleseTokenizer(
         **settings,

@@ -1,10 +1,11 @@
 """All methods of latent reasoning on SmolLM2-135M-Instruct, each within a few hours of one CPU core.
 
-`smollm2/DATA-METHOD`; DATA is `words` (English word problems of two to four steps, `builtin:word-problems`), `clutrr`
-or `gsm8k`. Adapters of rank 16 are trained, 16 questions a step. An epoch has about 4,500 questions, always the same.
+`smollm2/DATA-METHOD` learns English word problems: `arithmetic` has one to four steps with numbers up to 200
+(`builtin:arithmetic`), `words` two to four with numbers up to 20 (`builtin:word-problems`). Adapters of rank 16 are
+trained, 16 questions a step. An epoch has about 4,500 questions, always the same.
 
-`cot` and `no-cot` start from the base. All others go on with the adapters of `cot`: curricula have no stage of written
-steps, and each of their stages is one epoch, the last one two. Loops answer at once, and start from the base.
+`cot` has one epoch. Most others go on with its adapters for five more: curricula have no stage of written steps, and
+each of their stages is one epoch, the last one two. `no-cot` and `looped` answer at once; they have six epochs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ WORDS = Recipe(
     train=TrainConfig(epochs=1, init=BASE, lora_rank=16, precision="bf16", checkpoint_every=50),
     evaluation=EvaluationConfig(metric="accuracy", answer_tokens=96, max_documents=100),
 )
+ARITHMETIC = WORDS.replace(
+    name="smollm2/arithmetic",
+    description="SmolLM2-135M-Instruct on word problems with larger numbers",
+    data={"source": "builtin:arithmetic", "train_tokens": 470_000},
+)
 STAGES = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=8, step_tokens=31)
+LONGER_STEPS = dataclasses.replace(STAGES, removed_tokens=13, step_tokens=50)
 STEP_DECODER_LAYERS = 6  # SIM-CoT's has all; its cost would be the model's once more
 
 
@@ -46,19 +53,20 @@ def curriculum(recipe: Recipe, name: str, stages: Curriculum) -> Recipe:
 
 def continued(recipe: Recipe) -> Recipe:
     """Return the recipe with the adapters of written steps as its start."""
-    return recipe.replace(train={"adapter": "models:smollm2-cot"})
+    task = recipe.name.partition("/")[2].partition("-")[0]
+    return recipe.replace(train={"adapter": f"models:smollm2-{task}-cot"})
 
 
 def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     """Return the recipe, whose model is a decoder, as all methods."""
-    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": 2})
+    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": 6})
     looped = no_cot.replace(
         name=f"{recipe.name}-looped",
         description=f"{recipe.description}: the answer alone, the middle layers twice",
     )
     sim = curriculum(recipe, "sim-cot", stages).replace(model={"step_decoder_layers": STEP_DECODER_LAYERS})
     codi = continued(distilled(recipe, "", stages.stages * stages.latents_per_step)).replace(
-        name=f"{recipe.name}-codi", train={"epochs": 3}
+        name=f"{recipe.name}-codi", train={"epochs": 5}
     )
     return [
         latent(recipe, "cot", stages),
@@ -70,4 +78,4 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     ]
 
 
-RECIPES = methods(WORDS, STAGES)
+RECIPES = [*methods(ARITHMETIC, LONGER_STEPS), *methods(WORDS, STAGES)]
