@@ -242,8 +242,8 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     model, tokenizer = load_model(path, device, fields=config)
     recipe = saved_recipe(path)
+    evaluation = recipe.evaluation if recipe else EvaluationConfig()
     layout, data = (recipe.layout, recipe.data) if recipe else _reading(str(path), model, tokenizer)
-    evaluation = recipe.evaluation if recipe else _protocol(layout)
     return Saved(
         path=str(path),
         model=model,
@@ -272,12 +272,6 @@ def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase
                     "its text is laid out: save the tokenizer of the run's model/ with it"
                 )
     return as_is(model.config), DataConfig()
-
-
-def _protocol(layout: Layout) -> EvaluationConfig:
-    """Return the protocol of a model without a recipe, whose batches have as many tokens as those of short windows."""
-    usual, length = EvaluationConfig(), layout.sequence_length or 1
-    return dataclasses.replace(usual, batch_size=min(usual.batch_size, max(1, 4096 // length)))
 
 
 def _listed(texts: str | Sequence[str]) -> list[str]:
