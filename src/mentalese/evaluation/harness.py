@@ -110,8 +110,11 @@ class MentaleseLM(LM):
         return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
-        """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request."""
-        return self.score([request.args for request in requests])
+        """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request.
+
+        A whole text that nothing precedes is scored from its second token on.
+        """
+        return self.score([request.args for request in requests], first_token=False)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens."""
@@ -135,14 +138,23 @@ class MentaleseLM(LM):
     # -- scoring -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, pairs: Sequence[tuple[str, str]], *, greedy: bool = False, blocks: bool = False) -> list[Score]:
+    def score(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        greedy: bool = False,
+        blocks: bool = False,
+        first_token: bool = True,
+    ) -> list[Score]:
         """Return the likelihood of each continuation after its context, which may be empty, joined as they are.
 
         Only the continuation has labels, so a model that infers thoughts from a text infers them from the context.
+        Other models read pairs of the same text once.
 
         Args:
-            greedy: also test if each label is the most likely token, in a separate pass.
+            greedy: also test if each label is the most likely token.
             blocks: read long texts in blocks instead of windows.
+            first_token: score the first token of a text that nothing precedes, after a beginning-of-text token.
 
         Raises:
             InputError: a context and continuation without any text.
@@ -151,8 +163,9 @@ class MentaleseLM(LM):
         distinct = list(dict.fromkeys(pairs))
         if not distinct:
             return []
-        rows, labels = self._encode(distinct)
-        windows = [_Window(i, *window) for i, row in enumerate(labels) for window in self._windows(row, blocks)]
+        rows, labels = self._encode(distinct, first_token)
+        rows, together, members = self._together(rows, labels)
+        windows = [_Window(i, *window) for i, row in enumerate(together) for window in self._windows(row, blocks)]
         windows.sort(key=lambda window: window.start - window.end)  # longest first: lack of memory shows at once
         nll, right = np.zeros(len(distinct)), np.ones(len(distinct), dtype=bool)
         total = sum(window.end - window.start for window in windows)
@@ -160,18 +173,21 @@ class MentaleseLM(LM):
             count = 0
             for start in range(0, len(windows), self.batch_size):
                 part = windows[start : start + self.batch_size]
-                batch = to_device(self._batch(part, rows, labels), self.saved.device)
-                by_token, is_greedy = self._read(batch, greedy)
-                nats = by_token.cpu().double().sum(1).numpy()  # float64: a sum of many tokens
-                for window, value in zip(part, nats):
-                    if not np.isfinite(value):
-                        raise FloatingPointError(
-                            f"the log-likelihood of {''.join(distinct[window.row])[:80]!r} is {-value}: the model's "
-                            "weights or activations are not finite"
-                        )
-                    nll[window.row] += value
-                for window, is_right in zip(part, is_greedy):
-                    right[window.row] &= is_right
+                batch = to_device(self._batch(part, rows, together), self.saved.device)
+                by_token, missed = self._read(batch, greedy)
+                nats = by_token.cpu().double().numpy()  # float64: a sum of many tokens
+                for row, window in enumerate(part):
+                    for i in members[window.row]:
+                        counted = np.flatnonzero(labels[i][window.scored : window.end] != IGNORED)
+                        counted += window.scored - window.start
+                        value = nats[row, counted].sum()
+                        if not np.isfinite(value):
+                            raise FloatingPointError(
+                                f"the log-likelihood of {''.join(distinct[i])[:80]!r} is {-value}: the model's "
+                                "weights or activations are not finite"
+                            )
+                        nll[i] += value
+                        right[i] &= not missed[row, counted].any()
                 bar.update(count := count + sum(window.end - window.start for window in part))
         counts = (int((row != IGNORED).sum()) for row in labels)
         scores = {
@@ -180,21 +196,44 @@ class MentaleseLM(LM):
         }
         return [scores[pair] for pair in pairs]
 
-    def _encode(self, pairs: Sequence[tuple[str, str]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return the token ids and the labels of each pair, both int64 [length]."""
+    @property
+    def _is_one_pass(self) -> bool:
+        """True if a token's likelihood follows from the tokens before it, whichever tokens have labels."""
+        return type(self.model).token_nll is LanguageModel.token_nll
+
+    def _together(
+        self, rows: list[np.ndarray], labels: list[np.ndarray]
+    ) -> tuple[list[np.ndarray], list[np.ndarray], list[list[int]]]:
+        """Return rows that differ, with the labels of all pairs that have the row, and the numbers of these pairs."""
+        members: dict[object, list[int]] = {}
+        for i, row in enumerate(rows):
+            shared = self._is_one_pass and (self.max_length is None or len(row) <= self.max_length)
+            members.setdefault(row.tobytes() if shared else i, []).append(i)
+        groups = [*members.values()]
+        return (
+            [rows[group[0]] for group in groups],
+            [np.max([labels[i] for i in group], axis=0) for group in groups],
+            groups,
+        )
+
+    def _encode(
+        self, pairs: Sequence[tuple[str, str]], first_token: bool = True
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the token ids and the labels of each pair, both int64 [length]; see `score`."""
         check_prompts([context + continuation for context, continuation in pairs], whole_sentences=False)
         end = self.special_ids["sentence_end_token_id"] if self.layout.markers else None
         rows, labels = [], []
         for context, continuation in pairs:
             row = self.layout.prompt_row(context + continuation, self._encoder.after(context))
-            if row.spans[0] is not None and not context:  # the first token is scored after a beginning
+            begins = row.spans[0] is not None and not context
+            if begins and (first_token or len(row) == 1):
                 row = TextRow.of_markers(self.special_ids["bos_token_id"]) + row
             lexical = [i for i, span in enumerate(row.spans) if span is not None]
             context_tokens = sum(span is not None and span[1] <= len(context) for span in row.spans)
             first = lexical[context_tokens - 1] + 1 if context_tokens else lexical[0]
             ids = np.array(row.ids)
             scored = np.array([span is not None or i == end for i, span in zip(row.ids, row.spans)])
-            scored[:first] = False
+            scored[: max(first, 1)] = False
             rows.append(ids)
             labels.append(np.where(scored, ids, IGNORED))
         return rows, labels
@@ -222,30 +261,32 @@ class MentaleseLM(LM):
         return batch
 
     def _read(self, batch: Batch, greedy: bool) -> tuple[Tensor, np.ndarray]:
-        """Return the nats of each label [rows, length], and `_is_greedy` if asked, or else no rows."""
+        """Return the nats of each label, and whether it has not the largest logit (if asked), both [rows, length]."""
         model, labels = self.model, batch["labels"]
-        if greedy and type(model).token_nll is LanguageModel.token_nll:  # both from one pass
-            hidden, counted = model.final_hidden_states(batch), labels[:, 1:] != IGNORED
-            missed = torch.zeros_like(counted)
-            missed[counted] = (
-                model.get_output_embeddings()(hidden[:, :-1][counted]).argmax(-1) != labels[:, 1:][counted]
-            )
-            return model.next_token_nll(hidden, labels), (~missed.any(1)).cpu().numpy()
-        nats = model.token_nll(batch, **model.continuation_scoring())
-        return nats, self._is_greedy(batch) if greedy else np.empty(0)
+        missed = torch.zeros_like(labels, dtype=torch.bool)
+        if not (greedy and self._is_one_pass):
+            nats = model.token_nll(batch, **model.continuation_scoring())
+            return nats, (self._missed(batch) if greedy else missed).cpu().numpy()
+        hidden, head = model.final_hidden_states(batch), model.get_output_embeddings()
+        counted = labels[:, 1:] != IGNORED
+        missed[:, 1:][counted] = head(hidden[:, :-1][counted]).argmax(-1) != labels[:, 1:][counted]
+        return model.next_token_nll(hidden, labels), missed.cpu().numpy()
 
-    def _is_greedy(self, batch: Batch) -> np.ndarray:
-        """Test if every label has the largest logit, bool [rows]; models that fill in masks predict all at once."""
+    def _missed(self, batch: Batch) -> Tensor:
+        """Test if a label has not the largest logit, bool [rows, length].
+
+        Models that fill in masks predict all labels at once.
+        """
         # The protocol names the estimator, so a warning that logits are not a likelihood adds nothing.
         with temporarily(hf.logger, disabled=True):
             logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
         labels = batch["labels"][:, 1:]
         predicted = logits[:, :-1] if self.model.causal else logits[:, 1:]
-        return ((predicted.argmax(-1) == labels) | (labels == IGNORED)).all(1).cpu().numpy()
+        missed = (predicted.argmax(-1) != labels) & (labels != IGNORED)
+        return torch.nn.functional.pad(missed, (1, 0))
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
-
 
 _SEED = 1234  # lm-eval's seed for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula
