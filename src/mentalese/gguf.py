@@ -56,10 +56,12 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options = {"gguf_file": file.name}
+    options: dict[str, Any] = {"gguf_file": file.name}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, trust_remote_code=False, **options
+        )
     except ImportError as error:
         raise InputError(f"{PREFIX}{file} needs the package gguf: {install_command('gguf')}") from error
     except Exception as error:  # its reader raises errors of many types for other files

@@ -49,7 +49,7 @@ def test_the_protocol_names_the_tokens_that_are_scored(tmp_path: Path, corpus: P
 def test_the_table_names_a_bound(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = saved(tmp_path / "run", shrink(get_recipe("latent_thought/tiny"), corpus))
     assert cli.main(["ablate", str(run), "--documents", "2"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(" tokens (elbo-bound)")
+    assert capsys.readouterr().out.rstrip().endswith(" (elbo-bound)")
 
 
 def test_thoughts_are_swapped_whatever_the_batch_size(tmp_path: Path, corpus: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mentalese.nn import loss as loss_module
 from mentalese.nn.linear import is_plain, matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll, linear_nll_sum
 from pretended_device import DEVICE, PretendedDevice
@@ -97,7 +98,7 @@ def test_logits_beyond_exp_stay_finite() -> None:
 
 def test_frozen_head_costs_two_products_and_no_grad_one() -> None:
     inputs = problem()
-    product = 2 * int((inputs["targets"] != IGNORED).sum()) * 8 * 23
+    product = 2 * 37 * 8 * 23
 
     def flops(hidden: Tensor, weight: Tensor) -> int:
         with FlopCounterMode(display=False) as counter:
@@ -109,6 +110,22 @@ def test_frozen_head_costs_two_products_and_no_grad_one() -> None:
     assert flops(inputs["hidden"].detach(), inputs["weight"]) == 2 * product
     with torch.no_grad():
         assert flops(inputs["hidden"], inputs["weight"]) == product
+
+
+def test_targets_that_do_not_count_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = problem()
+    whole, nll = linear_cross_entropy(**inputs), linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"])
+    expected = gradients(whole, inputs)
+    monkeypatch.setattr(loss_module, "_FEW", 0)
+    with FlopCounterMode(display=False) as counter:
+        loss = linear_cross_entropy(**inputs)
+    counted = int((inputs["targets"] != IGNORED).sum())
+    assert counter.get_total_flops() == 3 * 2 * counted * 8 * 23 < 3 * 2 * 37 * 8 * 23
+    torch.testing.assert_close(loss, whole)
+    for actual, reference in zip(gradients(loss, inputs), expected, strict=True):
+        torch.testing.assert_close(actual, reference)
+    left_out = linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"])
+    torch.testing.assert_close(left_out, nll)
 
 
 def test_the_graph_can_be_used_twice() -> None:

@@ -136,7 +136,7 @@ def test_a_lone_file_is_scored_whole(folder: Path, tmp_path: Path, capsys: pytes
     assert last.startswith(f"scored: all of file:{tmp_path / 'my.txt'}, 1 document, ")
     scored = evaluate(folder, data=f"file:{tmp_path / 'my.txt'}", show=False)["perplexity"]
     assert (scored["split"], scored["documents"], scored["bytes"]) == ("all", 1, 35)
-    assert last.endswith(f", {scored['tokens']} tokens")
+    assert last.endswith(f", {scored['tokens']} tokens, in sliding windows of 64 tokens inside a document")
     same = evaluate(folder, data=["One short text. It is all there is."], show=False)["perplexity"]
     assert same["source"].startswith("python:")
     assert {**same, "source": ""} == {**scored, "source": ""}

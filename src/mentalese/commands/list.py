@@ -122,8 +122,9 @@ def _print_overview(everything: Mapping[str, Mapping[str, str]]) -> None:
             rest = f"(+{len(main_recipes) - count}: list --family {name})"
             lines = _wrapped([*main_recipes[:count], rest.replace(" ", "\0")])
         print("\n".join(lines).replace("\0", " "))
+    print()
     for title in ("collections", "data", "figures"):
-        print(f"\n{title}:", *_wrapped([*everything[title]]), sep="\n")
+        print(f"{title}:", *_wrapped([*everything[title]]), sep="\n")
     tables = sum(recipe.paper is not None for recipe in recipes().values())
     print(f"\n{tables} more recipes are settings of papers' tables: --all, --table 'Table 1' or PATTERN lists them.")
 

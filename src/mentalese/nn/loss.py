@@ -22,6 +22,7 @@ from mentalese.nn.linear import PatchedMatrix, patched_matrix
 
 IGNORED = -100
 _CHUNK = 512  # rows on a CPU; the best of 256 to 2048 at vocabularies of 4,096 and 50,257
+_FEW = 2**22  # logits; a smaller table is computed as a whole
 _LOGITS = 2**26  # numbers per chunk elsewhere: 256 MiB in float32, large enough to need few kernels
 
 
@@ -41,7 +42,7 @@ def linear_cross_entropy(
         hidden: [n, d].
         weight: [v, d], or a module that maps [.., d] to [.., v]; gradients are computed only for weights that require
             them.
-        targets: [n], ids; -100 is ignored, and on a CPU costs nothing.
+        targets: [n], ids; -100 is ignored, and of large tables on a CPU costs nothing.
         target_weights: [n], the weight of each target; `None`: all 1. Not differentiated.
         chunk_size: rows per chunk.
 
@@ -50,7 +51,8 @@ def linear_cross_entropy(
     """
     if target_weights is not None:
         target_weights = target_weights.detach()
-    if (kept := _counted(targets)) is not None:
+    head = _matrix(weight)
+    if (kept := _counted(targets, head)) is not None:
         hidden, targets = hidden.index_select(0, kept), targets[kept]
         target_weights = None if target_weights is None else target_weights[kept]
     coefficients = (targets != IGNORED).to(torch.float32)
@@ -58,7 +60,6 @@ def linear_cross_entropy(
         coefficients = coefficients * target_weights
     total = coefficients.sum()
     coefficients = torch.where(total == 0, 0.0, coefficients / total)
-    head = _matrix(weight)
     if isinstance(head, nn.Module):
         return (module_nll(hidden, head, targets, chunk_size=chunk_size) * coefficients).sum()
     return _apply(hidden, head, targets, coefficients, chunk_size)[0]
@@ -70,10 +71,10 @@ def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, c
 
     Takes the arguments of `linear_cross_entropy`.
     """
-    if (kept := _counted(targets)) is not None:
+    head = _matrix(weight)
+    if (kept := _counted(targets, head)) is not None:
         nll = linear_nll(hidden[kept], weight, targets[kept], chunk_size=chunk_size)
         return nll.new_zeros(len(targets)).index_copy_(0, kept, nll)
-    head = _matrix(weight)
     if isinstance(head, nn.Module):
         return module_nll(hidden, head, targets, chunk_size=chunk_size)
     return _apply(hidden, head, targets, None, chunk_size)[1]
@@ -91,12 +92,16 @@ def linear_nll_sum(
     return _apply(hidden, head, targets, counted, chunk_size)
 
 
-def _counted(targets: Tensor) -> Tensor | None:
-    """Return the places of targets that count; `None` if all do, or if the device would have to be waited for."""
-    if targets.device.type != "cpu" or torch.compiler.is_compiling():
+def _counted(targets: Tensor, head: PatchedMatrix | nn.Module) -> Tensor | None:
+    """Return the places of targets that count, where to leave out the others saves time.
+
+    Returns:
+        `None`: all count, there are few logits, or the device would have to be waited for.
+    """
+    if targets.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(head, nn.Module):
         return None
     kept = (targets != IGNORED).nonzero()[:, 0]
-    return kept if len(kept) < len(targets) else None
+    return kept if len(kept) < len(targets) and len(targets) * len(head.matrix) > _FEW else None
 
 
 def _matrix(head: Tensor | nn.Module) -> PatchedMatrix | nn.Module:

@@ -68,7 +68,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     codi = continued(distilled(recipe, "", stages.stages * stages.latents_per_step)).replace(
         name=f"{recipe.name}-codi", train={"epochs": 5}
     )
-    return [
+    made = [
         latent(recipe, "cot", stages),
         no_cot,
         *(curriculum(recipe, name, stages) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
@@ -76,6 +76,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         codi,
         dataclasses.replace(looped, model=grown(recipe.model, turns=2)["model"]),
     ]
+    return [dataclasses.replace(method, baseline=None) for method in made]
 
 
 RECIPES = [*methods(ARITHMETIC, LONGER_STEPS), *methods(WORDS, STAGES)]
