@@ -116,6 +116,22 @@ def hub_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
 
 
+def chat_tokenizer(folder: Path) -> None:
+    """SmolLM2's, as it is fetched into the cache."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(saved(hub_tokenizer(49_152), folder))
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    saved(tokenizer, folder)
+
+
+def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 class Hub:
     @staticmethod
     def from_pretrained(path: str, *, trust_remote_code: bool) -> PreTrainedTokenizerFast:
@@ -228,6 +244,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     equations(root / "work/data/gsm8k")
     paragraphs(root / "work/data/hotpotqa")
     graphs(root / "work/data/prosqa")
+    chat_tokenizer(root / "cache/models/smollm2")
     wtpsplit = ModuleType("wtpsplit")
     wtpsplit.SaT = SaT  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patched:
