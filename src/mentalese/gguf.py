@@ -33,7 +33,7 @@ def gguf_folder(path: str | Path) -> Path | None:
     """Return the converted folder of `gguf:FILE`; `None` for other paths.
 
     Raises:
-        InputError: there is no such file, or transformers cannot read it.
+        InputError: the file does not exist, or transformers cannot read it.
     """
     if not str(path).startswith(PREFIX):
         return None

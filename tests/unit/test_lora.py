@@ -239,7 +239,7 @@ def test_new_rows_have_the_loss_and_gradients_of_peft_s_layers(any_base: Path, c
 
 
 def of_questions(corpus: Path, base: Path, out: Path, family: str | None, **settings: Any) -> Recipe:
-    """Adapters on `base` itself for questions, in a decoder alone or inside a family."""
+    """Adapters on `base` itself for questions, of the decoder or of a family around it."""
     asked = recipe(corpus, base, out, "coconut", **settings)
     backbone = asked.model["backbone"]
     model = backbone if family is None else asked.model | FIELDS[family]

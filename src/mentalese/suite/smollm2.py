@@ -60,9 +60,11 @@ def continued(recipe: Recipe) -> Recipe:
 def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     """Return the recipe, whose model is a decoder, as all methods."""
     no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": 6})
-    looped = no_cot.replace(
+    looped = dataclasses.replace(
+        no_cot,
         name=f"{recipe.name}-looped",
-        description=f"{recipe.description}: the answer alone, the middle layers twice",
+        description=f"{recipe.description}: only the answer, the middle layers twice",
+        model=grown(recipe.model, turns=2)["model"],
     )
     sim = curriculum(recipe, "sim-cot", stages).replace(model={"step_decoder_layers": STEP_DECODER_LAYERS})
     codi = continued(distilled(recipe, "", stages.stages * stages.latents_per_step)).replace(
@@ -74,7 +76,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         *(curriculum(recipe, name, stages) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         sim,
         codi,
-        dataclasses.replace(looped, model=grown(recipe.model, turns=2)["model"]),
+        looped,
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
 
