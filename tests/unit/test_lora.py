@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -236,6 +237,26 @@ def test_new_rows_have_the_loss_and_gradients_of_peft_s_layers(any_base: Path, c
             module.__class__ = TrainableTokensLayer
     for actual, expected in zip(own, found(), strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_new_rows_go_with_the_adapters(any_base: Path, corpus: Path, tmp_path: Path) -> None:
+    asked = recipe(corpus, any_base, tmp_path, "coconut")
+    store, tokenizer = prepare(asked.data, asked.layout, show=False)
+    drawn = Plan(store.splits["train"], asked, tokenizer).batch(0)
+    before, model = load_model(asked.train.init or "")[0], start_model(asked, tokenizer)[0].eval()
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if "trainable_tokens_delta" in name:
+                weights.normal_()
+    trained = model.token_nll(drawn)
+    for layer in layers:
+        layer.enable_adapters(False)
+    torch.testing.assert_close(model.token_nll(drawn), before.eval().token_nll(drawn))
+    for layer in layers:
+        layer.enable_adapters(True)
+        layer.merge()
+    torch.testing.assert_close(model.token_nll(drawn), trained, atol=1e-5, rtol=1e-4)
 
 
 def of_questions(corpus: Path, base: Path, out: Path, family: str | None, **settings: Any) -> Recipe:

@@ -267,7 +267,7 @@ class MentaleseLM(LM):
         if not (greedy and self._is_one_pass):
             nats = model.token_nll(batch, **model.continuation_scoring())
             return nats, (self._missed(batch) if greedy else missed).cpu().numpy()
-        hidden, head = model.final_hidden_states(batch), model.get_output_embeddings()
+        hidden, head = model.final_hidden_states(batch), model.output_head()
         counted = labels[:, 1:] != IGNORED
         missed[:, 1:][counted] = head(hidden[:, :-1][counted]).argmax(-1) != labels[:, 1:][counted]
         return model.next_token_nll(hidden, labels), missed.cpu().numpy()

@@ -11,6 +11,7 @@ from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedConfig, P
 
 from mentalese.errors import InputError, require
 from mentalese.models.decoder_config import PAIRED, sliding_window
+from mentalese.models.output_head import output_head_of
 from mentalese.models.transformers_seam import attention_of
 
 
@@ -63,7 +64,7 @@ def attention_masks(
 
 
 def build_decoder(where: str, config: PreTrainedConfig, attn_implementation: str | None = None) -> PreTrainedModel:
-    """Return a decoder that reads `inputs_embeds` and whose logits are one matrix times its last hidden state.
+    """Return a decoder that reads `inputs_embeds`.
 
     Args:
         attn_implementation: implementation of attention; `None`: transformers' choice for this decoder.
@@ -86,21 +87,8 @@ def build_decoder(where: str, config: PreTrainedConfig, attn_implementation: str
         ) from error
     reads = "inputs_embeds" in inspect.signature(model.base_model.forward).parameters
     require(reads, f"{where}.model_type", config.model_type, "it does not read inputs_embeds, use another")
-    check_head(model)
+    output_head_of(model)
     return model
-
-
-def check_head(model: PreTrainedModel) -> None:
-    """Raise `InputError` if logits are more than the output embedding applied to the last hidden state."""
-    head = model.get_output_embeddings()
-    caps = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
-    capped = [name for name in caps if getattr(model.config, name, None) not in (None, 1, 1.0)]
-    if head is None or getattr(head, "bias", None) is not None or capped:
-        why = f"config.{capped[0]}" if capped else "no output embedding without bias"
-        raise InputError(
-            f"{type(model).__name__} turns hidden states into logits in its own way ({why}): "
-            "use a decoder whose head is one matrix (gpt2, llama)"
-        )
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

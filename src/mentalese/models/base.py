@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, require
-from mentalese.models.backbone import attention_width, check_head, layers_of, linear_weights
+from mentalese.models.backbone import attention_width, layers_of, linear_weights
+from mentalese.models.output_head import output_head_of
 from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
@@ -142,9 +143,13 @@ class LanguageModel(_Module):
         assert isinstance(weight, Tensor)
         return weight
 
+    def output_head(self) -> nn.Module:
+        """Return the map from final hidden states [.., hidden] to logits [.., vocabulary]."""
+        return self.get_output_embeddings()
+
     def loss_head(self) -> Tensor | nn.Module:
-        """Return the output head as losses need it: the weight matrix, or the module if it has an adapter."""
-        return matrix_or_module(self.get_output_embeddings())
+        """Return the output head as losses need it: its matrix, or the module if it computes more."""
+        return matrix_or_module(self.output_head())
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
         """Return the weights [batch, length] of `labels` in the training loss, or `None` if all count the same."""
@@ -237,7 +242,7 @@ class LanguageModel(_Module):
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         scored = follows(torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
         if self.causal:
-            hidden, head = self.final_hidden_states(batch), self.get_output_embeddings()
+            hidden, head = self.final_hidden_states(batch), self.output_head()
             return self.text_traces(ids, scored, lambda at: head(hidden[:, at]))
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
         return [self._new_trace(row, {"surprisal": values}) for row, values in zip(ids, nll)]
@@ -287,9 +292,12 @@ def follows(real: Tensor) -> Tensor:
 
 
 class DecoderLM(LanguageModel):
-    """The interface for a causal LM of transformers whose logits are one matrix times its last hidden state."""
+    """The interface for a causal LM of transformers."""
 
     defined_as: type[PreTrainedModel]  # the class of transformers
+
+    def output_head(self) -> nn.Module:
+        return output_head_of(self)
 
     def final_hidden_states(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
@@ -333,11 +341,10 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
     """Give a causal LM of transformers the interface, in place; it remains an instance of its class.
 
     Raises:
-        InputError: the logits are more than the output embedding applied to the last hidden state (soft-capped, scaled,
-            with a bias), for which a chunked head would be silently wrong.
+        InputError: the model has no output embedding next to its layers.
     """
     if not isinstance(model, LanguageModel):
-        check_head(model)
+        output_head_of(model)
         kind: Any = type(model)
         model.__class__ = _with_interface(kind)
     return cast(LanguageModel, model)

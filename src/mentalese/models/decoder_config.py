@@ -78,8 +78,8 @@ def check_full_attention(where: str, config: PreTrainedConfig, *, windows: bool 
 _BY_COLUMN = {"mpt"}  # the bias counts columns
 
 WINDOWED = (
-    *("exaone4", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
-    *("smollm3", "starcoder2"),
+    *("cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "mistral", "mixtral", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "smollm3", "starcoder2", "vaultgemma"),
 )
 """Types with windows that take the masks of `attention_masks`."""
 

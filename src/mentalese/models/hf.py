@@ -207,7 +207,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     def logits(self, encoded: Any, at: slice | Tensor) -> Tensor:
         """Return the logits [batch, m, vocabulary] of the tokens in columns `at`: a slice, or indices [m]."""
-        return self.get_output_embeddings()(encoded.hidden[:, at])
+        return self.output_head()(encoded.hidden[:, at])
 
     def states(self, encoded: Any) -> Tensor:
         """Return the states [batch, length, hidden] that the head reads; see `Limits.token_states`."""

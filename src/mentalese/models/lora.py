@@ -95,16 +95,18 @@ def _compute_rows_only(model: LanguageModel) -> None:
     from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 
     class Rows(TrainableTokensLayer):
-        def patched_matrix(self) -> PatchedMatrix:
+        def patched_matrix(self) -> PatchedMatrix | None:
+            if self.disable_adapters or self.merged:
+                return None
             matrix: Any = self.get_base_layer().weight
             rows = torch.tensor(self.token_indices[_NAME], device=matrix.device)
             return PatchedMatrix(matrix, rows, self.trainable_tokens_delta[_NAME].to(matrix))
 
         def forward_adapters(self, x: Tensor, active_adapters: list[str], *args: Any, **kwargs: Any) -> Tensor:
-            computed = self.get_base_layer()(x, *args, **kwargs)
-            _, rows, values = self.patched_matrix()
-            assert rows is not None
-            assert values is not None
+            patched = self.patched_matrix()
+            if patched is None or patched.rows is None or patched.values is None:
+                return super().forward_adapters(x, active_adapters, *args, **kwargs)
+            computed, rows, values = self.get_base_layer()(x, *args, **kwargs), patched.rows, patched.values
             if isinstance(self.get_base_layer(), nn.Linear):
                 return computed.index_copy(-1, rows, nn.functional.linear(x, values).to(computed.dtype))
             own = x[..., None].eq(rows)

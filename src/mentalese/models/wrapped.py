@@ -15,6 +15,7 @@ from mentalese.models.backbone import attention_masks, attention_width, build_de
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.decoder_config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
+from mentalese.models.output_head import output_head_of
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
 
@@ -67,6 +68,9 @@ class WrappedDecoder(LatentThoughtModel[E]):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.backbone.get_output_embeddings()
+
+    def output_head(self) -> nn.Module:
+        return output_head_of(self.backbone)
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.backbone.set_output_embeddings(new_embeddings)

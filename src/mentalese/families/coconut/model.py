@@ -459,6 +459,6 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """Return the most likely tokens if the vector [d] were a final hidden state."""
-        logits = self.get_output_embeddings()(vector.to(self.backbone.dtype))
+        logits = self.output_head()(vector.to(self.backbone.dtype))
         best = logits.float().softmax(-1).topk(min(NEAREST, len(logits)))
         return tuple(zip(best.indices.tolist(), best.values.tolist()))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from mentalese.families.coconut.config import GATES, CoconutConfig
+from mentalese.models.output_head import output_head_of
 
 
 class Coconut(nn.Module):
@@ -35,7 +36,7 @@ class Coconut(nn.Module):
 
     def forward(self, row: Tensor) -> Tensor:
         """Return logits [length, vocabulary] of a row [length]."""
-        return self.backbone.get_output_embeddings()(self.hidden_states(row))
+        return output_head_of(self.backbone)(self.hidden_states(row))
 
     def loss(self, row: Tensor, question: int, steps: Sequence[Tensor] = ()) -> Tensor:
         """Return the mean cross-entropy of a row [length] after its question; a latent is never a target.
@@ -79,7 +80,7 @@ class Coconut(nn.Module):
         The step decoder reads the latents that replace a step, then the step's tokens before the predicted one.
         """
         assert self.step_decoder is not None
-        embed, head = self.backbone.get_input_embeddings(), self.backbone.get_output_embeddings()
+        embed, head = self.backbone.get_input_embeddings(), output_head_of(self.backbone)
         latents = [v for v, token in zip(self.read_vectors(row), row) if token == self.latent]
         nll = []
         for number, step in enumerate(steps):

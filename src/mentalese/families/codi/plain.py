@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from mentalese.families.codi.config import CodiConfig
+from mentalese.models.output_head import output_head_of
 
 
 class Pair(NamedTuple):
@@ -53,7 +54,7 @@ class Codi(nn.Module):
 
     def forward(self, row: Tensor) -> Tensor:
         """Return logits [length, vocabulary] of a row [length]."""
-        return self.backbone.get_output_embeddings()(self.states(row)[-1])
+        return output_head_of(self.backbone)(self.states(row)[-1])
 
     def loss(self, pairs: Sequence[Pair]) -> Tensor:
         """Return L_teacher + L_student + gamma L_KD (Eq. 5 with alpha and beta 1), the mean over questions."""
@@ -95,7 +96,7 @@ class Codi(nn.Module):
 
     def _nll(self, hidden: Tensor, row: Tensor) -> Tensor:
         """Return the negative log-likelihood [length - 1] of each token except the first."""
-        return F.cross_entropy(self.backbone.get_output_embeddings()(hidden[:-1]), row[1:], reduction="none")
+        return F.cross_entropy(output_head_of(self.backbone)(hidden[:-1]), row[1:], reduction="none")
 
     def _layers(self, inputs: list[Tensor]) -> list[Tensor]:
         vectors = torch.stack(inputs)[None]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mentalese.families.conceptlm.config import ConceptLMConfig
+from mentalese.models.output_head import output_head_of
 
 
 class Reading(NamedTuple):
@@ -70,7 +71,7 @@ class ConceptLM(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return logits [batch, length, vocabulary] of tokens [batch, length]."""
-        return self.backbone.get_output_embeddings()(self.read(input_ids).hidden)
+        return output_head_of(self.backbone)(self.read(input_ids).hidden)
 
     def read(self, input_ids: Tensor) -> Reading:
         """Read rows [batch, length] with the encoder, predict concepts, and run the decoder."""
@@ -119,7 +120,7 @@ class ConceptLM(nn.Module):
         The targets of `ncp` are the concepts themselves, not their codes, without a gradient. `vq` trains only codes.
         """
         hidden, pooled, predicted = self.read(input_ids)
-        logits = self.backbone.get_output_embeddings()(hidden)
+        logits = output_head_of(self.backbone)(hidden)
         losses = {
             "ntp": F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten()),
             "ncp": mean((predicted[:, :-1] - pooled[:, 1:].detach()).square()),

@@ -409,7 +409,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         ids, scored = torch.stack([trace.input_ids for trace in traces]), follows(real)
 
         def logits(states: Tensor, at: Tensor) -> Tensor:
-            return self.get_output_embeddings()(states[:, at])
+            return self.output_head()(states[:, at])
 
         by_turn = [self.text_traces(ids, scored, partial(logits, hidden)) for hidden in encoded.by_turn]
         for row, trace in enumerate(traces):
