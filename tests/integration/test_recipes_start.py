@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import gzip
 import io
+import itertools
 import json
 import re
 import sys
@@ -229,8 +230,14 @@ def kinship(path: Path) -> None:
                 told = " ".join(
                     f"[Ann{j}] took her son [Ann{j + 1}] to see the old mill of town {i}." for j in range(relations)
                 )
-                row = {"id": f"{name}{i}", "story": told, "query": f"('Ann0', 'Ann{relations}')", "target": "aunt"}
-                writer.writerow(row)
+                names = [f"Ann{j}" for j in range(relations + 1)]
+                rules = ((one, two, names[-1]) for one, two in itertools.pairwise(names[:-1]))
+                proof = ", ".join(
+                    f"{{('{one}', 'aunt', '{last}'): [('{one}', 'son', '{two}'), ('{two}', 'aunt', '{last}')]}}"
+                    for one, two, last in rules
+                )
+                row = {"id": f"{name}{i}", "story": told, "query": str((names[0], names[-1])), "target": "aunt"}
+                writer.writerow(row | {"proof_state": f"[{proof}]"})
             archive.writestr(f"{name}.csv", file.getvalue())
 
 
@@ -240,7 +247,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = tmp_path_factory.mktemp("sources")
     (root / "work").mkdir()
     textbooks(root / "shared/data/corpora/openstax")
-    kinship(root / "shared/data/reasoning/clutrr/data_089907f8.zip")
+    kinship(root / "work/data/clutrr/data_089907f8.zip")
     equations(root / "work/data/gsm8k")
     paragraphs(root / "work/data/hotpotqa")
     graphs(root / "work/data/prosqa")
@@ -387,7 +394,7 @@ def test_a_small_recipe_of_questions_starts_on_other_questions(sources: None, tm
     """Stories of ten relations fill its context: they are no samples unless somebody asks for them."""
     recipe = override(
         RECIPES["coconut/tiny"],
-        "data.source=clutrr:../shared/data/reasoning/clutrr", "data.train_tokens=none", "layout.too_long=skip",
+        "data.source=clutrr:data/clutrr", "data.train_tokens=none", "layout.too_long=skip",
         "train.steps=1", "train.epochs=none", "train.device=cpu",
     )  # fmt: skip
     run = Run(recipe, tmp_path, setup("cpu"), show=False)

@@ -29,7 +29,9 @@ def archive(folder: Path, *rows: dict[str, str], test: str = "1.4_test.csv", tra
     with zipfile.ZipFile(path, "w") as file:
         for name, content in ((train, questions), (test, rows or [row(story="[Zoe] and her son [Yan] left.")])):
             text = io.StringIO(newline="")
-            writer = csv.DictWriter(text, ["", "story", "query", "text_query", "target"], extrasaction="ignore")
+            writer = csv.DictWriter(
+                text, ["", "story", "query", "text_query", "target", "proof_state"], extrasaction="ignore"
+            )
             writer.writeheader()
             writer.writerows(content)
             file.writestr(name, text.getvalue())
@@ -50,6 +52,19 @@ def test_a_record_has_story_question_and_relation(tmp_path: Path) -> None:
     assert source.kind == "records"
     assert document.segments == (
         "[Zoe] and her son [Yan] left. How is [Yan] related to [Zoe]?\n",
+        "### son",
+    )
+
+
+def test_steps_are_the_rules_of_the_proof_from_its_facts_on(tmp_path: Path) -> None:
+    proof = (
+        "[{('Zoe', 'aunt', 'Yan'): [('Zoe', 'father', 'Xu'), ('Xu', 'sister', 'Yan')]}, "
+        "{('Xu', 'sister', 'Yan'): [('Xu', 'brother', 'Wim'), ('Wim', 'sister', 'Yan')]}]"
+    )
+    [document] = open_source(f"clutrr:{archive(tmp_path, row(proof_state=proof))}").documents("test")
+    assert document.segments[1:] == (
+        "Xu brother Wim, Wim sister Yan: Xu sister Yan\n",
+        "Zoe father Xu, Xu sister Yan: Zoe aunt Yan\n",
         "### son",
     )
 
@@ -76,7 +91,10 @@ def test_batches_have_only_the_answer_as_labels(tmp_path: Path, monkeypatch: pyt
     assert "[Yan] left. How is" in tokenizer.decode(batch["input_ids"][0])
 
 
-@pytest.mark.parametrize("columns", [{"query": "Zoe, Yan"}, {"query": "('Zoe', 'Xu')"}, {"target": " "}, {"story": ""}])
+@pytest.mark.parametrize(
+    "columns",
+    [{"query": "Zoe, Yan"}, {"query": "('Zoe', 'Xu')"}, {"target": " "}, {"story": ""}, {"proof_state": "[{}]"}],
+)
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, columns: dict[str, str]) -> None:
     path = archive(tmp_path, row(story="[Zoe] wrote to\n[Yan]."), row(**columns))
     with pytest.raises(
@@ -107,6 +125,8 @@ def test_the_published_zip_is_read_whole(shared_data: Path) -> None:
     source = open_source(f"clutrr:{shared_data}/reasoning/clutrr")
     assert len(texts(source, "train")) + len(texts(source, "validation")) == 10_094
     assert len(texts(source, "test")) == 1_146
+    steps = [len(document.segments) - 2 for document in source.documents("test")]
+    assert (min(steps), max(steps)) == (1, 9)
 
 
 def test_the_zip_has_splits_and_is_not_read_whole(tmp_path: Path) -> None:

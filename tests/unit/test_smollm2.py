@@ -23,17 +23,23 @@ DECODER = {
 }  # fmt: skip
 
 
-def test_a_stage_is_an_epoch_and_the_last_one_two() -> None:
+def test_a_stage_is_an_epoch() -> None:
     table = recipes()
-    for name, stages in (
-        ("words-coconut", [1, 2, 3, 5]),
-        ("words-icot", [8, 16, 24, 32]),
-        ("arithmetic-icot", [13, 26, 39, 51]),
+    for name, stages, epochs in (
+        ("words-coconut", [1, 2, 3, 5], 5),
+        ("words-icot", [8, 16, 24, 32], 5),
+        ("arithmetic-icot", [13, 26, 39, 51], 5),
+        ("gsm8k-coconut", [1, 2, 4], 4),
+        ("gsm8k-icot", [53, 106, 159], 4),
+        ("clutrr-coconut", [1, 3], 1.5),
+        ("clutrr-icot", [77, 155], 1.5),
     ):
         recipe = table[f"smollm2/{name}"]
         assert [layout.stage for layout in recipe.layouts()] == stages
-        assert [phase.start for phase in recipe.phases] == [1, 2, 3]
-        assert recipe.train.epochs == 5
+        assert [phase.start for phase in recipe.phases] == [*range(1, len(stages))]
+        assert recipe.train.epochs == epochs
+        no_cot, cot = (table[f"smollm2/{name.partition('-')[0]}-{other}"].train.epochs for other in ("no-cot", "cot"))
+        assert no_cot == cot + epochs
 
 
 def test_all_but_three_go_on_with_the_adapters_of_written_steps() -> None:

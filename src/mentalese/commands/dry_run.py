@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
-from mentalese.data.batch import Batch, to_device
+from mentalese.data.batch import to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory
 from mentalese.training.parallel import Parallel, setup, teardown
-from mentalese.training.plan import Plan
 
 WARM_UP, TIMED = 1, 3
 SCORED_BATCHES = 64  # of a split, evenly spread, that evaluation is counted from
@@ -80,7 +79,9 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     rows["activations"] += " (estimated)" + ("" if activations is None else f", {_size(activations)} (measured here)")
     rows["memory in all"] = f"{_size(sum(memory.values()))} (estimated)"
     if peak is not None:
-        rows["peak memory"] = f"{_size(peak)} (measured in these steps; on a CPU with Python and its libraries)"
+        rows["peak memory"] = (
+            f"{_size(peak)} (measured in these steps and the longest one; on a CPU with Python and its libraries)"
+        )
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
@@ -99,7 +100,7 @@ def estimate(recipe: Recipe) -> Estimate:
     plan, model, train = run.plan, run.model, recipe.train
     per_token = flops_per_token(model, plan, train.gradient_accumulation_steps)
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
-    batch, _ = _largest_batch(plan)
+    batch = plan.batch(plan.longest_step())
     tokens, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
     used_weights = run.parameters["non_embedding"] + model.output_weight().numel()
     plain_flops = 2 * tokens * (used_weights + 2 * length * width * layers)
@@ -145,20 +146,12 @@ def _evaluation_flops(run: Run) -> float | None:
     return run.plan.validations() * scoring("validation", evaluation) + scoring("test", evaluation.of_test())
 
 
-def _largest_batch(plan: Plan) -> tuple[Batch, int]:
-    """Return the largest micro-batch of a run's first and last step, and its step: phases may make rows longer."""
-    micro_batches = range(plan.recipe.train.gradient_accumulation_steps)
-    steps = dict.fromkeys((0, plan.total_steps - 1))
-    batches = [(plan.batch(step, 0, 1, micro), step) for step in steps for micro in micro_batches]
-    return max(batches, key=lambda pair: pair[0]["input_ids"].numel())
-
-
 def kept_bytes(run: Run) -> int:
-    """Return bytes that a forward pass of the largest micro-batch keeps for the backward pass, without weights."""
+    """Return bytes that a forward pass of the longest micro-batch keeps for the backward pass, without weights."""
     run.step.train()
     run.model.before_step(0)
-    largest, step = _largest_batch(run.plan)
-    batch = to_device(largest, run.parallel.device)
+    step = run.plan.longest_step()
+    batch = to_device(run.plan.batch(step), run.parallel.device)
     inputs = [value for value in batch.values() if isinstance(value, Tensor)]
     with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
         output = run.step(batch, run.plan.settings(step))
@@ -168,7 +161,7 @@ def kept_bytes(run: Run) -> int:
 
 
 def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
-    """Measure the recipe's first steps on this machine.
+    """Measure the recipe's first steps, and the memory of its longest one, on this machine.
 
     Returns:
         FLOPs per second, the bytes that a forward pass keeps, and the peak memory in bytes.
@@ -183,9 +176,11 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
                 began, flops = time.perf_counter(), run.flops
             run.one_step()
         _synchronise(parallel.device)
-        seconds = time.perf_counter() - began
+        seconds, flops = time.perf_counter() - began, run.flops - flops
+        run.state.step = run.plan.longest_step()
+        run.one_step()
         run.check_finite()
-        return (run.flops - flops) / seconds, activations, peak_memory(parallel.device)
+        return flops / seconds, activations, peak_memory(parallel.device)
     finally:
         teardown()
 

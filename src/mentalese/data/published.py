@@ -17,6 +17,8 @@ from mentalese.data.records import EQUATION, RowFormat, answer_text, list_of_tex
 
 _DECIMALS = re.compile(r"(-?\d+)\.0*")
 _OPTION = re.compile(r"\(?(?P<letter>[A-Z])[).:]\s*(?P<text>.*)", re.DOTALL)
+_RULE = re.compile(r"\{[^}]*\}")
+_RELATION = re.compile(r"\('([^']+)', '([^']+)', '([^']+)'\)")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 
 
@@ -126,12 +128,17 @@ def _hotpotqa(row: Columns) -> Document:
 def _clutrr(row: Columns) -> Document:
     """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`).
 
-    The query is a pair of relatives, and the target the relation of the second to the first.
+    The query is a pair of relatives, and the target the relation of the second to the first. Steps are the rules of the
+    proof, if there is one: `Ann father Bob, Bob sister Dora: Ann aunt Dora`; the last one is the query's.
     """
     story, pair = row["story"].strip(), _QUERY.fullmatch(row["query"].strip())
     if pair is None or not all(f"[{pair[name]}]" in story for name in ("of", "who")):
         raise ValueError(f"the query is {row['query']!r}, where two names of the story belong, ('Ann', 'Bob')")
-    return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", [], row["target"])
+    steps = []
+    for rule in reversed(_RULE.findall(row.get("proof_state") or "")):
+        found, *known = map(" ".join, _RELATION.findall(rule))
+        steps.append(f"{', '.join(known)}: {found}")
+    return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", steps, row["target"])
 
 
 @dataclass(frozen=True)

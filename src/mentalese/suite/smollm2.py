@@ -1,11 +1,16 @@
-"""All methods of latent reasoning on SmolLM2-135M-Instruct, each within a few hours of one CPU core.
+"""All methods of latent reasoning on SmolLM2-135M-Instruct, each within two hours of one CPU core.
 
-`smollm2/DATA-METHOD` learns English word problems: `arithmetic` has one to four steps with numbers up to 200
-(`builtin:arithmetic`), `words` two to four with numbers up to 20 (`builtin:word-problems`). Adapters of rank 16 are
-trained, 16 questions a step. An epoch has about 4,500 questions, always the same.
+`smollm2/DATA-METHOD` learns questions whose steps are written out:
 
-`cot` has one epoch. Most others go on with its adapters for five more: curricula have no stage of written steps, and
-each of their stages is one epoch, the last one two. `no-cot` and `looped` answer at once; they have six epochs.
+    arithmetic  word problems of one to four steps with numbers up to 200 (`builtin:arithmetic`)
+    words       of two to four steps with numbers up to 20 (`builtin:word-problems`)
+    gsm8k       GSM8K with equations as steps (`icot_train.txt` and the like in `data/gsm8k`)
+    clutrr      kinship of two or three relations, in test up to ten (the zip of the task in `data/clutrr`)
+
+Adapters of rank 16 are trained, 8 questions a step, and an epoch has about 2,300 questions, always the same; CLUTRR's,
+which are sorted by relations, are all read. `cot` has three epochs (CLUTRR: 3/4). Most others go on with its adapters:
+curricula have no stage of written steps, and each of their stages is one epoch, the last one two (CLUTRR: 1/2).
+`no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
 """
 
 from __future__ import annotations
@@ -22,63 +27,84 @@ from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Reci
 
 BASE = "models:smollm2"
 SMOLLM2 = llama(576, 9, layers=30, mlp=1536, key_value_heads=3, tied=True, context=8192, theta=100_000.0)
+STEP_DECODER_LAYERS = 6  # SIM-CoT's has all; its cost would be the model's once more
 
-WORDS = Recipe(
-    name="smollm2/words",
-    description="SmolLM2-135M-Instruct on English word problems",
-    model=SMOLLM2,
-    data=DataConfig(source="builtin:word-problems", tokenizer=BASE, train_tokens=410_000),
-    layout=QuestionAnswer(batch_size=16, sequence_length=512),
-    optimizer=OptimizerConfig(learning_rate=1e-3, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.03),
-    train=TrainConfig(epochs=1, init=BASE, lora_rank=16, precision="bf16", checkpoint_every=50),
-    evaluation=EvaluationConfig(metric="accuracy", answer_tokens=96, max_documents=100),
-)
-ARITHMETIC = WORDS.replace(
+ARITHMETIC = Recipe(
     name="smollm2/arithmetic",
-    description="SmolLM2-135M-Instruct on word problems with larger numbers",
-    data={"source": "builtin:arithmetic", "train_tokens": 470_000},
+    description="SmolLM2-135M-Instruct on word problems",
+    model=SMOLLM2,
+    data=DataConfig(source="builtin:arithmetic", tokenizer=BASE, train_tokens=235_000),
+    layout=QuestionAnswer(batch_size=8, sequence_length=512),
+    optimizer=OptimizerConfig(learning_rate=1e-3, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.03),
+    train=TrainConfig(epochs=3, init=BASE, lora_rank=16, precision="bf16", checkpoint_every=100),
+    evaluation=EvaluationConfig(metric="accuracy", answer_tokens=96, max_documents=100, max_test_documents=500),
+)
+WORDS = ARITHMETIC.replace(
+    name="smollm2/words",
+    description="SmolLM2-135M-Instruct on word problems with small numbers",
+    data={"source": "builtin:word-problems", "train_tokens": 205_000},
+)
+GSM8K = ARITHMETIC.replace(
+    name="smollm2/gsm8k",
+    description="SmolLM2-135M-Instruct on GSM8K",
+    data={"source": "gsm8k-aug:data/gsm8k", "train_tokens": 300_000},
+    evaluation={"answer_tokens": 192},
+)
+CLUTRR = ARITHMETIC.replace(
+    name="smollm2/clutrr",
+    description="SmolLM2-135M-Instruct on CLUTRR",
+    data={"source": "clutrr:data/clutrr", "train_tokens": None},
+    train={"epochs": 0.75},
+    evaluation={"answer_tokens": 192, "documents_seed": 0},
 )
 STAGES = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=8, step_tokens=31)
 LONGER_STEPS = dataclasses.replace(STAGES, removed_tokens=13, step_tokens=50)
-STEP_DECODER_LAYERS = 6  # SIM-CoT's has all; its cost would be the model's once more
+EQUATIONS = Curriculum(stages=3, latents_per_step=2, epochs=1, removed_tokens=53, step_tokens=158)
+RULES = Curriculum(stages=2, latents_per_step=2, epochs=1, removed_tokens=77, step_tokens=154)
 
 
-def curriculum(recipe: Recipe, name: str, stages: Curriculum) -> Recipe:
-    """Return the recipe as a method whose first epoch leaves out a step, after the written steps of `cot`."""
-    made = latent(recipe, name, stages)
-    first, *rest = made.phases
-    phases = tuple(dataclasses.replace(phase, start=phase.start - 1) for phase in rest)
-    return continued(made.replace(layout=first.layout, phases=phases, train={"epochs": len(made.phases) + 1}))
+def methods(recipe: Recipe, stages: Curriculum, more: float = 1.0) -> list[Recipe]:
+    """Return the recipe, whose model is a decoder, as all methods.
 
+    Args:
+        stages: the curriculum, without the written steps of `cot`.
+        more: epochs of the last stage beyond one, or, if negative, short of it.
+    """
+    written, length = recipe.train.epochs or 0.0, len(stages.phases()) + more
+    adapters = f"models:{recipe.name.replace('/', '-')}-cot"
 
-def continued(recipe: Recipe) -> Recipe:
-    """Return the recipe with the adapters of written steps as its start."""
-    task = recipe.name.partition("/")[2].partition("-")[0]
-    return recipe.replace(train={"adapter": f"models:smollm2-{task}-cot"})
+    def continued(made: Recipe) -> Recipe:
+        return made.replace(train={"epochs": length, "adapter": adapters})
 
+    def curriculum(name: str) -> Recipe:
+        """Return a method whose first epoch leaves out a step."""
+        made = latent(recipe, name, stages)
+        first, *rest = made.phases
+        phases = tuple(dataclasses.replace(phase, start=phase.start - 1) for phase in rest)
+        return continued(made.replace(layout=first.layout, phases=phases))
 
-def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
-    """Return the recipe, whose model is a decoder, as all methods."""
-    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": 6})
+    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": written + length})
     looped = dataclasses.replace(
         no_cot,
         name=f"{recipe.name}-looped",
         description=f"{recipe.description}: only the answer, the middle layers twice",
         model=grown(recipe.model, turns=2)["model"],
     )
-    sim = curriculum(recipe, "sim-cot", stages).replace(model={"step_decoder_layers": STEP_DECODER_LAYERS})
-    codi = continued(distilled(recipe, "", stages.stages * stages.latents_per_step)).replace(
-        name=f"{recipe.name}-codi", train={"epochs": 5}
-    )
+    codi = distilled(recipe, "", stages.stages * stages.latents_per_step)
     made = [
         latent(recipe, "cot", stages),
         no_cot,
-        *(curriculum(recipe, name, stages) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
-        sim,
-        codi,
+        *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
+        curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
+        dataclasses.replace(continued(codi), name=f"{recipe.name}-codi"),
         looped,
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
 
 
-RECIPES = [*methods(ARITHMETIC, LONGER_STEPS), *methods(WORDS, STAGES)]
+RECIPES = [
+    *methods(ARITHMETIC, LONGER_STEPS),
+    *methods(WORDS, STAGES),
+    *methods(GSM8K, EQUATIONS),
+    *methods(CLUTRR, RULES, more=-0.5),
+]

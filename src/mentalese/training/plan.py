@@ -121,6 +121,17 @@ class Plan:
             batch["labels"].fill_(IGNORED)
         return batch
 
+    def longest_step(self) -> int:
+        """Return the step of the first or last epoch whose rows take the most columns; phases may make rows longer."""
+        columns = {}
+        for number in dict.fromkeys((0, self._epoch_of(self.total_steps - 1))):
+            epoch, first = self._epoch(number), self._first_steps[number]
+            longest = np.maximum.reduceat(epoch.rows.lengths[epoch.order], epoch.bounds[:-1])
+            for index, count in enumerate((longest * np.diff(epoch.bounds)).tolist()):
+                if first + index < self.total_steps:
+                    columns[first + index] = count
+        return max(columns, key=columns.__getitem__)
+
     def settings(self, step: int) -> dict[str, object]:
         """Return the model settings at a step; later phases override earlier ones."""
         settings: dict[str, object] = {}

@@ -172,8 +172,8 @@ def clutrr() -> list[Recipe]:
         name="thoughtbubbles/clutrr",
         description="8 layers of width 128, forks before 2, 4 and 6, kappa 2L, 10 epochs of CLUTRR",
         model=model(128, 4, 8, 512, (2, 4, 6), activation="gelu_tanh"),
-        data=DataConfig(source="clutrr:../shared/data/reasoning/clutrr", tokenizer="bpe:1024"),
-        layout=QuestionAnswer(sequence_length=512, batch_size=32),
+        data=DataConfig(source="clutrr:data/clutrr", tokenizer="bpe:1024"),
+        layout=QuestionAnswer(sequence_length=512, batch_size=32, stage=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup=0.05),
         train=TrainConfig(epochs=10),
     )
