@@ -73,7 +73,9 @@ class Checkpointer:
         parallel.barrier()
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, object]) -> None:
-        """Copy all tensors to CPU memory and return; a thread writes them. Waits for the previous save first.
+        """Copy all tensors that training changes to CPU memory and return; a thread writes the checkpoint.
+
+        Waits for the previous save first.
 
         Args:
             step: names the checkpoint; a checkpoint of the same step is replaced.
@@ -84,7 +86,12 @@ class Checkpointer:
         """
         self.wait()
         ignore_warning_of_no_group()
-        snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
+        tensors, frozen = (
+            _tensors(model, optimizer),
+            {f"model.{n}" for n, p in model.named_parameters() if not p.requires_grad},
+        )
+        changing = {name: value for name, value in tensors.items() if name not in frozen}
+        snapshot = tensors | BlockingAsyncStager().stage(changing)
         described = json.dumps({"step": step, "info": info}, indent=2)
         self._pending = self._thread.submit(self._write, step, snapshot, described)
 

@@ -10,7 +10,7 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"coconut": (f"{_HERE}.config:CoconutConfig", f"{_HERE}.model:CoconutForCausalLM")},
     layouts={"qa_steps": f"{_HERE}.questions:QuestionSteps"},
-    grow=f"{_HERE}.config:grown",
+    grow=f"{_HERE}.recipes:grown",
     figures=f"{_HERE}.figures:FIGURES",
     idle_options={
         "coconut": {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from mentalese.models.decoder_config import WINDOWED, WrappedDecoderConfig
-from mentalese.recipe import Fields
 from mentalese.values import NonNegativeNumber, Positive
 
 GateName = Literal["read", "forget", "write"]
@@ -69,22 +68,3 @@ class CoconutConfig(LatentsConfig):
     @property
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
-
-
-def grown(backbone: Fields, **fields: object) -> Fields:
-    """Return a recipe whose backbone is this decoder, with Coconut's curriculum on GSM8K: an epoch per stage.
-
-    With a step decoder (SIM-CoT) the layout also has the steps that latents replace.
-    """
-    stages = enumerate((1, 2, 4), 1)  # the last stage has no steps
-    kind = "qa_steps" if fields.get("step_decoder_layers") else "qa"
-    return {
-        "model": {"model_type": "coconut", "backbone": backbone} | fields,
-        "layout": {"kind": kind, "stages": 3, "latents_per_step": 2},
-        "train": {"epochs": 4},
-        "phases": [
-            {"start": epoch, "clock": "epochs", "layout": {"stage": stage}, "reset_optimizer": True}
-            for epoch, stage in stages
-        ],
-        "evaluation": {"metric": "accuracy"},
-    }

@@ -223,6 +223,22 @@ def hotpotqa() -> Recipe:
 WORD_PROBLEMS = Curriculum(stages=3, latents_per_step=2, epochs=3, removed_tokens=16, step_tokens=128)
 
 
+def grown(backbone: Fields, **fields: object) -> Fields:
+    """Return a recipe whose backbone is this decoder, with Coconut's curriculum on GSM8K: an epoch per stage.
+
+    With a step decoder (SIM-CoT) the layout also has the steps that latents replace.
+    """
+    curriculum = dataclasses.replace(WORD_PROBLEMS, epochs=1)
+    kind = "qa_steps" if fields.get("step_decoder_layers") else "qa"
+    return {
+        "model": {"model_type": "coconut", "backbone": backbone} | fields,
+        "layout": {"kind": kind, "stages": curriculum.stages, "latents_per_step": curriculum.latents_per_step},
+        "train": {"epochs": 1 + len(curriculum.phases())},
+        "phases": [dataclasses.asdict(phase) for phase in curriculum.phases()],
+        "evaluation": {"metric": "accuracy"},
+    }
+
+
 def gsm8k(name: str) -> Recipe:
     """Return GPT-2 on GSM8K-Aug."""
     return paper(name, "gsm8k-aug:data/gsm8k", "GPT-2 on GSM8K-Aug", 15, 96)
