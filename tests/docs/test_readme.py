@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from mentalese import Family
+from mentalese import Family, recipes
 from mentalese.commands import COMMANDS
 from mentalese.commands.options import read_options
 
@@ -128,10 +128,15 @@ def test_the_page_on_hugging_face_does_what_it_says(folder: Path, tmp_path: Path
     run([sys.executable, "-W", "error", "-c", program], tmp_path)
 
 
-def test_only_what_installs_is_left_out() -> None:
+def test_only_what_installs_or_needs_a_base_is_left_out() -> None:
     left_out = [code for runs, _, code in blocks("README.md") if not runs]
-    lines = [line.partition("#")[0].strip() for code in left_out for line in code.splitlines()]
-    assert lines == NOT_RUN
+    lines = [shlex.split(line, comments=True) for code in left_out for line in code.splitlines()]
+    assert [" ".join(line) for line in lines if line[0] != "mentalese"] == NOT_RUN
+    for _, command, *words in (line for line in lines if line[0] == "mentalese"):
+        if command == "train":
+            assert words[0] in recipes()
+        else:
+            read_options(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
 
 
 def test_the_commands_of_evaluation_have_options_that_exist() -> None:
