@@ -76,8 +76,11 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         "speed": f"{speed:.3g} FLOPs per second, {'as given' if flops_per_second else 'measured here in a few steps'}",
         "time": f"{seconds / 3600:,.2f} hours",
     } | {name: _size(count) for name, count in memory.items()}
-    rows["activations"] += " (estimated)" + ("" if activations is None else f", {_size(activations)} (measured here)")
-    rows["memory in all"] = f"{_size(sum(memory.values()))} (estimated)"
+    in_all, how = sum(memory.values()), "estimated"
+    if activations is not None:
+        in_all, how = in_all - memory["activations"] + activations, "with activations as measured here"
+        rows["activations"] += f" (estimated), {_size(activations)} (measured here)"
+    rows["memory in all"] = f"{_size(in_all)} ({how})"
     if peak is not None:
         rows["peak memory"] = (
             f"{_size(peak)} (measured in these steps and the longest one; on a CPU with Python and its libraries)"
