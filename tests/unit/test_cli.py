@@ -138,7 +138,7 @@ def test_compare_changes_every_recipe(compared: list[tuple[list[Recipe], Path, d
     assert [r.name for r in found] == ["gpt2/340k", "gpt2-rope/340k"]
     assert {r.data.source for r in found} == {"file:a.txt"}
     assert {r.train.steps for r in found} == {5}
-    rest = {"tuned_fields": {}, "jobs": None, "executor": None, "ablate": False}
+    rest = {"tuned_fields": {}, "tune_seeds": 1, "jobs": None, "executor": None, "ablate": False}
     assert (out, options) == (Path("runs/compare"), {"match": "tokens", "seeds": 3, **rest})
 
 

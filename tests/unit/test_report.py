@@ -382,11 +382,12 @@ def test_contexts_that_differ_are_listed() -> None:
 def test_trials_are_shown_with_best_values_at_the_edge() -> None:
     compared = comparison(2)
     rates = [("1e-3", 120.0, False), ("3e-3", 99.0, False), ("0.009", None, True)]
-    trials = [{"settings": {"optimizer.learning_rate": r}, "value": v, "extended": e} for r, v, e in rates]
+    trials = [{"settings": {"optimizer.learning_rate": r}, "value": v, "extended": e, "seeds": 1} for r, v, e in rates]
     tuning = {"seed": 10_000, "chosen": {"optimizer.learning_rate": "3e-3"}, "at_edge": [], "trials": trials}
     for row in compared["rows"]:
         row["tuning"] = dict(tuning)
-    more = {"settings": {"optimizer.learning_rate": "0.02"}, "value": 140.0, "extended": False}
+    more = {"settings": {"optimizer.learning_rate": "0.02"}, "value": 140.0, "value_stderr": 2.5}
+    more |= {"extended": False, "seeds": 3}
     compared["rows"][1]["tuning"] |= {"at_edge": ["optimizer.learning_rate"], "trials": [*trials, more]}
     text = report(compared)
     assert re.findall(r'<th scope="col">([^<]*e-3|[\d.]+)</th>', text) == ["1e-3", "3e-3", "0.009", "0.02"]
@@ -394,7 +395,7 @@ def test_trials_are_shown_with_best_values_at_the_edge() -> None:
         re.findall(r"<td[^>]*>(.*?)</td>", line)[:4] for line in text.splitlines() if "loss not finite" in line
     ] == [
         ["120.0", "<strong>99.0</strong>", "loss not finite +", "–"],
-        ["120.0", "<strong>99.0</strong>", "loss not finite +", "140.0"],
+        ["120.0", "<strong>99.0</strong>", "loss not finite +", "140.0 ± 2.50"],
     ]
     assert "still at the edge of what was tried for family1/tiny (optimizer.learning_rate)." in Page(text).text
     assert "Tuning" not in Page(report(comparison(2))).text

@@ -96,13 +96,23 @@ def test_a_best_value_at_the_edge_is_extended_and_said(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_likelihood_breaks_ties_between_trials(tmp_path: Path) -> None:
+def test_the_mean_likelihood_over_seeds_decides(tmp_path: Path) -> None:
     asked = recipe("a/x", layout=QuestionAnswer(), evaluation=EvaluationConfig(metric="accuracy"))
-    trials = Tuned(asked, tmp_path, lambda recipe: recipe, grid(asked, {"train.eval_every": ["1", "2", "3", "4"]}))
-    trials.jobs()
-    figures = [(0.5, 3.0), (0.5, 2.0), (0.4, 1.0), (0.5, 2.5)]
-    trials.add([{"validation": {"accuracy": accuracy, "nll": nll}} for accuracy, nll in figures])
+    values = ["1", "2", "3", "4"]
+    trials = Tuned(asked, tmp_path, lambda recipe: recipe, grid(asked, {"train.eval_every": values}), seeds=2)
+    jobs = trials.jobs()
+    assert [(job.recipe.train.eval_every, job.recipe.train.seed - SEED) for job in jobs[:4]] == [
+        (1, 0), (1, 1), (2, 0), (2, 1),
+    ]  # fmt: skip
+    assert len({job.folder for job in jobs}) == 8
+    # The second is best in the mean, the first in one seed; the third answers most; the fourth diverges once.
+    figures = [(0.4, 1.0), (0.2, 3.0), (0.4, 1.5), (0.3, 1.9), (0.9, 2.5), (0.9, 2.5), (0.5, 0.1), None]
+    trials.add([pair and {"validation": {"accuracy": pair[0], "nll": pair[1]}} for pair in figures])
     assert trials.recipe.train.eval_every == 2
+    _, second, _, diverged = trials.to_dict()["trials"]
+    assert (second["value"], second["nll"], second["seeds"]) == pytest.approx((0.35, 1.7, 2))
+    assert second["nll_stderr"] == pytest.approx(0.2)
+    assert diverged["value"] is None
 
 
 def test_trials_come_before_the_seeds_of_a_recipe_that_is_tuned(tmp_path: Path) -> None:
@@ -211,7 +221,7 @@ def test_a_range_of_shares_is_not_extended_to_what_is_none(tmp_path: Path) -> No
 
         def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
             result = super().__call__(recipe, out, resume=resume, show=show)
-            return result | {"validation": result["validation"] | {"perplexity": 100 - recipe.optimizer.warmup}}
+            return result | {"validation": result["validation"] | {"nll": 4 - recipe.optimizer.warmup}}
 
     recipes, fields = [recipe("a/x"), recipe("b/x")], parse(["optimizer.warmup=0.2,0.4"])
     trainer = Warmer({"a/x": 1e-3, "b/x": 1e-3})
@@ -239,7 +249,7 @@ def test_best_value_at_the_edge_is_reported(word: str, chosen: str, at_edge: boo
     one = Tuned(recipe("a/x"), tmp_path, lambda recipe: recipe, grid(recipe("a/x"), fields))
     values = [settings[name] for settings in one.pending]
     one.jobs()
-    one.add([{"validation": {"nll": 1.0, "perplexity": 1.0 if value == chosen else 2.0}} for value in values])
+    one.add([{"validation": {"nll": 1.0 if value == chosen else 2.0, "perplexity": 3.0}} for value in values])
     assert (one.pending, one.to_dict()["at_edge"]) == ([], [name] if at_edge else [])
 
 

@@ -26,6 +26,7 @@ class Options:
         seeds: runs per recipe; --seed is the first seed.
         tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
             other seeds.
+        tune_seeds: runs of each of these values, whose mean likelihood decides.
         jobs: trainings at once, each in a process with one thread or one GPU; not set: one after the other in this one.
         executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
             machines have to see the output folder.
@@ -38,6 +39,7 @@ class Options:
     match: Literal["params", "tokens", "flops"] | None = None
     seeds: Positive = 1
     tune: Texts = ()
+    tune_seeds: Positive = 1
     jobs: Positive | None = None
     executor: str | None = None
     ablate: bool = False
@@ -67,6 +69,7 @@ def run_words(words: list[str]) -> None:
             match=options.match,
             seeds=options.seeds,
             tuned_fields=parse(options.tune),
+            tune_seeds=options.tune_seeds,
             jobs=options.jobs,
             executor=options.executor,
             ablate=options.ablate,

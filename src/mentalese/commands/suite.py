@@ -22,6 +22,7 @@ class Options:
         methods: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
             controls; the first one left sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
+        tune_seeds: runs of each of these rates, whose mean likelihood decides.
         seeds: runs per method after tuning.
         jobs: trainings at once, each in a process with one thread or one GPU.
         size: scales width, text and questions.
@@ -34,6 +35,7 @@ class Options:
     tasks: Annotated[Positional[Texts], arg(metavar="TASK")] = ()
     methods: Annotated[Texts, arg(name="recipes")] = ()
     trials: Positive = 3
+    tune_seeds: Positive = 3
     seeds: Positive = 3
     jobs: Positive = 1
     executor: str | None = None
@@ -51,6 +53,7 @@ def run(options: Options) -> None:
             options.out,
             recipes=options.methods,
             trials=options.trials,
+            tune_seeds=options.tune_seeds,
             seeds=options.seeds,
             jobs=options.jobs,
             executor=options.executor,

@@ -81,6 +81,7 @@ def compare(
     match: Match | None = None,
     seeds: int = 1,
     tuned_fields: TunedFields | None = None,
+    tune_seeds: int = 1,
     jobs: int | None = None,
     executor: str | None = None,
     ablate: bool = False,
@@ -94,8 +95,9 @@ def compare(
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
         seeds: runs per recipe; they count up from the recipe's `train.seed`.
-        tuned_fields: `section.field` -> values; each recipe is first trained with all values, under another seed, and
+        tuned_fields: `section.field` -> values; each recipe is first trained with all values, under other seeds, and
             compared with its best setting on the validation split (`mentalese.compare.tuning`).
+        tune_seeds: runs of each setting, whose mean decides.
         jobs, executor: runs at once, and where, see `run_jobs`.
         ablate: also score the first seed's model of each recipe that thinks, without its thoughts.
 
@@ -108,6 +110,7 @@ def compare(
     """
     check_jobs(jobs, executor)
     _check(recipes, seeds)
+    require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
     check_page(out / "report.html", "compare.json")
     tuned_fields = tuned_fields or {}
     _check_tuned(recipes, tuned_fields, match)
@@ -119,7 +122,9 @@ def compare(
         fit = _fit(recipes[0], match, seeds, show)
     tuned: list[Tuned] = []
     if tuned_fields:
-        tuned = [Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields)) for recipe in recipes]
+        tuned = [
+            Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields), tune_seeds) for recipe in recipes
+        ]
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
     final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
     matched: RunResult = {"by": match}

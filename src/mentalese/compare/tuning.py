@@ -1,7 +1,8 @@
 """Tuning as part of a comparison: the same number of trials for every recipe, chosen on the validation split.
 
-A trial is a run with one setting of the tuned fields and a separate seed, so that reported seeds are not selected. If
-trials answered equally many questions, the one with the likelier answers is best. If the best value of a number is the
+A trial is one setting of the tuned fields, run with seeds of its own, so that reported seeds are not selected. The best
+trial has the largest likelihood of the validation split, in the mean over its seeds: of questions, the likelihood of
+their answers, which depends less on chance than how many are right. If the best value of a number is the
 lowest or highest one tried, the range is extended by the next value, at the same ratio, up to twice, but not across 1;
 ranges of integers and from 0 are not extended. If the same comparison is run again with more values and another one is
 best, its seeds are trained again, and the runs of the earlier report are renamed.
@@ -12,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mentalese.compare.jobs import Job
 from mentalese.errors import InputError, require
-from mentalese.evaluation.metric import METRICS, Metric
+from mentalese.evaluation.metric import METRICS
+from mentalese.evaluation.statistics import summary
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import field_type, members, override
@@ -34,18 +37,32 @@ Settings = dict[str, str]
 
 @dataclass
 class Trial:
-    """One setting and its score on the validation split; `value` is `None` until it is known, and of a diverged run.
+    """One setting and the scores of its seeds on the validation split.
 
     Attributes:
-        nll: nats per token of the answers in that split, which decides between trials of equal accuracy.
         extended: the setting was added because the best one was at the edge.
+        values: scores in the recipe's metric; `None`: the run diverged.
+        nlls: nats per token, of answers if the split has questions; infinite for a run that diverged.
     """
 
     settings: Settings
     recipe: Recipe
     extended: bool
-    value: float | None = None
-    nll: float = math.inf
+    values: list[float | None] = field(default_factory=list)
+    nlls: list[float] = field(default_factory=list)
+
+    @property
+    def nll(self) -> float:
+        return statistics.fmean(self.nlls)
+
+    def to_dict(self) -> RunResult:
+        """Return the setting, and the mean and standard error of scores; without them if a seed diverged."""
+        scores: RunResult = {"value": None}
+        if (finite := [value for value in self.values if value is not None]) == self.values:
+            for name, numbers in (("value", finite), ("nll", self.nlls)):
+                of_seeds = summary(numbers)
+                scores |= {name: of_seeds["mean"], f"{name}_stderr": of_seeds["std"] / len(numbers) ** 0.5}
+        return {"settings": self.settings, "extended": self.extended, "seeds": len(self.values)} | scores
 
 
 @dataclass
@@ -55,22 +72,27 @@ class Tuned:
     Attributes:
         fit: function that gives a trial the length that all runs share.
         pending: settings to try next: the grid, then extensions of ranges whose best value is at an edge.
+        seeds: runs of each setting.
     """
 
     base: Recipe
     folder: Path
     fit: Callable[[Recipe], Recipe]
     pending: list[Settings]
+    seeds: int = 1
     trials: list[Trial] = field(default_factory=list)
     extensions: int = 0
 
     def jobs(self) -> list[Job]:
-        """Return the pending trials, with a seed that is not reported."""
-        jobs = []
+        """Return the pending trials, with seeds that are not reported."""
+        jobs, first = [], self.base.train.seed + SEED
         for settings in self.pending:
-            recipe = self.fit(with_settings(self.base, settings)).replace(train={"seed": self.base.train.seed + SEED})
+            recipe = self.fit(with_settings(self.base, settings)).replace(train={"seed": first})
             self.trials.append(Trial(settings, recipe, self.extensions > 0))
-            jobs.append(Job(recipe, self.folder / "trials" / _folder_name(settings), may_diverge=True))
+            for seed in range(first, first + self.seeds):
+                name = _folder_name(settings) + (f",seed={seed}" if seed > first else "")
+                one = recipe.replace(train={"seed": seed})
+                jobs.append(Job(one, self.folder / "trials" / name, may_diverge=True))
         return jobs
 
     def add(self, results: Sequence[RunResult | None]) -> None:
@@ -79,10 +101,11 @@ class Tuned:
         Raises:
             FloatingPointError: no trial has a finite loss.
         """
-        for trial, result in zip(self.trials[-len(results) :], results):
-            if result is not None:
-                figure = result["validation"]
-                trial.value, trial.nll = figure[self.metric.name], figure["nll"]
+        trials = self.trials[-(len(results) // self.seeds) :]
+        for number, result in enumerate(results):
+            trial, figure = trials[number // self.seeds], None if result is None else result["validation"]
+            trial.values.append(None if figure is None else figure[METRICS[self.base.evaluation.metric].name])
+            trial.nlls.append(math.inf if figure is None else figure["nll"])
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
         best = self.best.settings
         # Above 1, a share is not valid (a dropout), or has another meaning (a warm-up in steps).
@@ -92,16 +115,12 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        finite = sorted((trial for trial in self.trials if trial.value is not None), key=lambda trial: trial.nll)
-        if not finite:
+        best = min(self.trials, key=lambda trial: trial.nll)
+        if best.nll == math.inf:
             raise FloatingPointError(
                 f"{self.base.name}: the loss was not finite in any of {len(self.trials)} trials: tune over lower values"
             )
-        return self.metric.ranked(finite, lambda trial: trial.value or 0.0)[0]
-
-    @property
-    def metric(self) -> Metric:
-        return METRICS[self.base.evaluation.metric]
+        return best
 
     @property
     def recipe(self) -> Recipe:
@@ -167,9 +186,7 @@ class Tuned:
             "seed": self.base.train.seed + SEED,
             "chosen": self.best.settings,
             "at_edge": self.at_edge(),
-            "trials": [
-                {"settings": trial.settings, "value": trial.value, "extended": trial.extended} for trial in self.trials
-            ],
+            "trials": [trial.to_dict() for trial in self.trials],
         }
 
 

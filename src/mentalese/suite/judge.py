@@ -63,6 +63,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
                 "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
                 "trials": len(tuning.get("trials", [0])),
+                "trial_seeds": tuning["trials"][0]["seeds"] if tuning else 1,
                 "at_edge": tuning.get("at_edge", []),
                 "parameters": row["parameters"]["non_embedding"],
                 "flops": row["flops"]["mean"],

@@ -1,7 +1,7 @@
 """Tasks of the suite, one comparison each, and the share of the gap from floor to optimum that each method closes.
 
-A task is a comparison (`mentalese.compare`) of its methods: the same trials for all, chosen on validation, then fresh
-seeds. Finished runs are reused, so the same command continues where it stopped.
+A task is a comparison (`mentalese.compare`) of its methods: the same trials for all, chosen on validation by their
+mean over seeds, then fresh seeds. Finished runs are reused, so the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def run_suite(
     *,
     recipes: Sequence[str] = (),
     trials: int = 3,
+    tune_seeds: int = 3,
     seeds: int = 3,
     jobs: int = 1,
     executor: str | None = None,
@@ -46,6 +47,7 @@ def run_suite(
         recipes: names or patterns of methods to compare, with their twins and controls; empty: all. The first
             remaining one sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
+        tune_seeds: runs of each of these rates.
         seeds: runs per method after tuning.
         jobs, executor: number of trainings at once, and their executor, see `run_jobs`.
         size: scales width, text and questions.
@@ -70,6 +72,7 @@ def run_suite(
             match=task.match,
             seeds=seeds,
             tuned_fields=rates,
+            tune_seeds=tune_seeds,
             jobs=jobs,
             executor=executor,
             show=show,
