@@ -19,7 +19,7 @@ from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.evaluation.statistics import paired_t_test, student_t_p, summary
+from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_p, summary, wilson_interval
 from mentalese.provenance import train_command
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
@@ -403,6 +403,16 @@ def test_models_scored_on_other_tokens_have_no_ratio(tmp_path: Path, capsys: pyt
 def test_students_t_agrees_with_the_printed_tables(t: float, degrees: int, p: float) -> None:
     assert student_t_p(t, degrees) == pytest.approx(p, rel=1e-3)
     assert student_t_p(-t, degrees) == student_t_p(t, degrees)
+
+
+def test_counts_of_seeds_have_an_interval_and_a_test() -> None:
+    """Wilson (1927), by its formula at 7 of 10; Fisher's tea: three of four cups of each kind."""
+    assert wilson_interval(7, 10) == pytest.approx((0.3968, 0.8922), abs=1e-4)
+    assert wilson_interval(0, 5) == pytest.approx((0.0, 0.4345), abs=1e-4)
+    assert wilson_interval(5, 5)[1] == 1
+    assert exact_test((3, 4), (1, 4)) == pytest.approx(34 / 70)
+    assert exact_test((4, 4), (0, 4)) == pytest.approx(2 / 70)
+    assert exact_test((2, 4), (2, 4)) == 1
 
 
 def test_no_difference_has_p_one() -> None:

@@ -20,6 +20,7 @@ from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
+from mentalese.evaluation.statistics import paired_t_test
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import judge as suite_judge
@@ -312,6 +313,34 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     assert page.count('<section id="') == 2
     path.write_text(json.dumps(result | {"version": 1}))
     assert len(run_suite(["composition"], tmp_path, recipes=["cot", "no-cot"], show=False)["tasks"]) == 1
+
+
+def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[set[str], int]] = []
+
+    def compare(recipes: list[Recipe], out: Path, **options: Any) -> dict[str, Any]:
+        names, seeds = [recipe.name.partition("/")[2] for recipe in recipes], options["seeds"]
+        asked.append(({*names}, seeds))
+        scores = {name: [0.2] * seeds for name in names}
+        scores |= {name: [0.97] * seeds for name in names if name in ("coconut", "cot")}
+        scores |= {"sim-cot": [0.97, 0.1, 0.97, 0.1, 0.3, *[0.97] * (seeds - 5)]} if "sim-cot" in names else {}
+        made = SUITE["composition"](1.0)
+        kept = tuple(method for method in made.methods if method.recipe in recipes)
+        return comparison(dataclasses.replace(made, methods=kept), scores)
+
+    monkeypatch.setattr(suite_run, "compare", compare)
+    (judged,) = run_suite(["composition"], tmp_path, recipes=["coconut", "sim-cot", "cot"], show=False)["tasks"]
+    rivals = {"no-cot", "pause-curriculum", "no-thoughts"}
+    assert asked == [({"coconut", "sim-cot", "cot", *rivals}, 5), ({"sim-cot", *rivals}, 10)]
+    methods = {method["name"].partition("/")[2]: method for method in judged["methods"]}
+    assert [len(methods[name]["closed"]["seeds"]) for name in ("coconut", "sim-cot", "no-cot")] == [5, 10, 10]
+    assert (methods["sim-cot"]["solved"]["count"], methods["no-cot"]["solved"]["count"]) == (7, 0)
+    test = methods["sim-cot"]["against"]["composition/no-cot"]
+    assert test["decided"]
+    assert test["solved_p"] == pytest.approx(2 * math.comb(10, 7) / math.comb(20, 7), rel=0.01)
+    narrower = paired_t_test(methods["sim-cot"]["closed"]["seeds"], methods["no-cot"]["closed"]["seeds"]).interval
+    assert test["interval"][0] < narrower[0], "four looks err as rarely as one"
+    assert "solved by 7 of 10 seeds" in " ".join(suite_page({"tasks": [judged], "created": "2026-01-01"}).split())
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class PairedTest:
     Attributes:
         difference: mean of `values - reference`.
         t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal and have no `step`.
-        interval: 95% interval of the mean difference.
+        interval: interval of the mean difference, at a confidence of 95% or as asked for.
     """
 
     n: int
@@ -47,10 +47,13 @@ class PairedTest:
         return asdict(self)
 
 
-def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: float = 0.0) -> PairedTest:
+def paired_t_test(
+    values: Sequence[float], reference: Sequence[float], *, step: float = 0.0, confidence: float = 0.95
+) -> PairedTest:
     """Test pairs that share a seed (Student 1908); takes at least two pairs.
 
     Args:
+        confidence: of the interval.
         step: the unit of values, such as one question of an accuracy. Differences scatter by at least step / sqrt(6),
             as for two rounded numbers: three differences of one question each are equal by chance.
     """
@@ -60,8 +63,22 @@ def paired_t_test(values: Sequence[float], reference: Sequence[float], *, step: 
     if std == 0 or not any(differences):
         return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0, (mean, mean))
     error = std / math.sqrt(n)
-    t, margin = mean / error, student_t_quantile(0.975, n - 1) * error
+    t, margin = mean / error, student_t_quantile((1 + confidence) / 2, n - 1) * error
     return PairedTest(n, mean, t, student_t_p(t, n - 1), (mean - margin, mean + margin))
+
+
+def wilson_interval(count: int, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a share of which `count` of `n` were seen (Wilson, 1927)."""
+    z, share = statistics.NormalDist().inv_cdf(0.975), count / n
+    middle, margin = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return max(0.0, (middle - margin) / (1 + z**2 / n)), min(1.0, (middle + margin) / (1 + z**2 / n))
+
+
+def exact_test(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Return the two-sided p of two shares, each (count, n), being equal (Fisher, 1922)."""
+    (a, n), (b, m) = first, second
+    ways = [math.comb(n, i) * math.comb(m, a + b - i) for i in range(a + b + 1)]
+    return sum(way for way in ways if way <= ways[a]) / math.comb(n + m, a + b)
 
 
 def student_t_p(t: float, degrees: int) -> float:

@@ -18,7 +18,7 @@ from mentalese.data.split import Split
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import EvaluationOptions
-from mentalese.evaluation.statistics import paired_t_test, student_t_quantile, summary
+from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_quantile, summary, wilson_interval
 from mentalese.files import read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.suite.methods import SuiteTask
@@ -30,13 +30,19 @@ from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
+SOLVED = 0.9
+"""The share of the gap from which on a seed has found what the task is about."""
+NARROW = 0.1
+"""The width, in shares of the gap, below which an interval decides that there is no difference to speak of."""
 
 
-def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) -> Judged:
+def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, looks: int = 1) -> Judged:
     """Return a task's levels and, by method, scores and the share of the gap that they close, with tests.
 
     Args:
         comparison: the return value of `compare`, in `folder`.
+        looks: the number of times that more seeds may be added because a test has not decided. Each test then errs in
+            at most 5% / looks of cases, so that all looks together err in 5% (Bonferroni).
     """
     rows = comparison["rows"]
     folders = [
@@ -61,6 +67,8 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
                 "estimator": row["runs"][0]["test"].get("protocol", {}).get("estimator", "exact"),
                 "score": summary(values),
                 "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
+                "median": statistics.median(shares),
+                "solved": None if task.is_corpus else solved(shares),
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
                 "trials": len(tuning.get("trials", [0])),
                 "trial_seeds": tuning["trials"][0]["seeds"] if tuning else 1,
@@ -74,7 +82,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
         )
     test = rows[0]["runs"][0]["test"]
     step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
-    add_tests(methods, task, step)
+    add_tests(methods, task, step, 1 - 0.05 / looks)
     call = {
         "created": comparison["created"],
         "command": comparison["command"],
@@ -88,6 +96,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
         "scored": task.scored,
         "match": comparison["match"],
         "seeds": comparison["seeds"],
+        "looks": looks,
         "size": size,
         "step": step,
         "methods": methods,
@@ -95,8 +104,15 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0) 
     }
 
 
-def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
-    """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: of a count."""
+def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float = 0.95) -> None:
+    """Add to each mechanism its tests `against` the twin and the controls of its family.
+
+    A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow.
+
+    Args:
+        step: of a count, see `paired_t_test`.
+        confidence: of intervals.
+    """
     families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
     for one in methods:
         if one["role"] != "mechanism":
@@ -105,8 +121,31 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float) -> None:
         for rival in methods:
             if rival["family"] in families[one["name"]] and rival["role"] in ("twin", "control"):
                 seeds, others = one["closed"]["seeds"], rival["closed"]["seeds"]
-                test = paired_t_test(seeds, others, step=step) if len(seeds) >= SEEDS_FOR_A_TEST else None
-                one["against"][rival["name"]] = test and test.to_dict() | {"conclusive": test.conclusive}
+                one["against"][rival["name"]] = None
+                if len(seeds) < SEEDS_FOR_A_TEST:
+                    continue
+                test = paired_t_test(seeds, others, step=step, confidence=confidence)
+                low, high = test.interval
+                found: Judged = {"conclusive": test.conclusive, "decided": test.conclusive or high - low < NARROW}
+                if one["solved"] is not None:
+                    counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
+                    found["solved_p"] = exact_test(*counts)
+                one["against"][rival["name"]] = test.to_dict() | found
+
+
+def solved(shares: Sequence[float]) -> Judged:
+    """Return how many of the seeds closed the gap, and the 95% interval of that share."""
+    count = sum(share >= SOLVED for share in shares)
+    return {"count": count, "of": len(shares), "interval": wilson_interval(count, len(shares))}
+
+
+def undecided(judged: Judged) -> list[str]:
+    """Return the names of mechanisms that a test against their twin or a control has not decided."""
+    return [
+        method["name"]
+        for method in judged["methods"]
+        if any(test is None or not test["decided"] for test in method.get("against", {}).values())
+    ]
 
 
 def stands(method: Judged, methods: Sequence[Judged]) -> bool:

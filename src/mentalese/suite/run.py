@@ -6,22 +6,24 @@ mean over seeds, then fresh seeds. Finished runs are reused, so the same command
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import fnmatch
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mentalese.compare.compare import compare
 from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
-from mentalese.suite.judge import Judged, judge, stands
-from mentalese.suite.methods import SuiteTask
+from mentalese.suite.judge import Judged, judge, stands, undecided
+from mentalese.suite.methods import Method, SuiteTask
 from mentalese.suite.recipes import DEFAULT, SUITE
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
+SEEDS = (5, 10, 15, 20)
+"""Seeds until a mechanism is decided against its twin and its controls: more are added to those that are not."""
 VERSION = 3
 """Version of `suite.json`; one of another version is written again."""
 
@@ -33,7 +35,7 @@ def run_suite(
     recipes: Sequence[str] = (),
     trials: int = 3,
     tune_seeds: int = 3,
-    seeds: int = 3,
+    seeds: int | None = None,
     jobs: int = 1,
     executor: str | None = None,
     size: float = 1.0,
@@ -48,7 +50,7 @@ def run_suite(
             remaining one sets the training FLOPs of text.
         trials: learning rates tried with every method; 1: its own, untuned.
         tune_seeds: runs of each of these rates.
-        seeds: runs per method after tuning.
+        seeds: runs per method after tuning; `None`: as many of `SEEDS` as decide.
         jobs, executor: number of trainings at once, and their executor, see `run_jobs`.
         size: scales width, text and questions.
 
@@ -64,23 +66,53 @@ def run_suite(
     require(0.25 <= size <= 64, "size", size, "use 0.25 to 64")
     check_page(out / "suite.html", "suite.json")
     rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
-    result: Judged = {}
-    for task in _tasks([SUITE[name](size) for name in names or DEFAULT], recipes):
+    counts = SEEDS if seeds is None else (seeds,)
+
+    def run(task: SuiteTask, count: int) -> Judged:
         comparison = compare(
             [method.recipe for method in task.methods],
             out / task.name,
             match=task.match,
-            seeds=seeds,
+            seeds=count,
             tuned_fields=rates,
             tune_seeds=tune_seeds,
             jobs=jobs,
             executor=executor,
             show=show,
         )
-        judged = judge(task, comparison, out / task.name, size)
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        result = write_suite([judged], out, created)
+        return judge(task, comparison, out / task.name, size, looks=len(counts))
+
+    result: Judged = {}
+    for task in _tasks([SUITE[name](size) for name in names or DEFAULT], recipes):
+        first, *more = counts
+        judged = run(task, first)
+        result = _write(judged, out)
+        for count in more:
+            still_open = [method for method in task.methods if method.recipe.name in undecided(judged)]
+            if not still_open:
+                break
+            part = task if task.is_corpus else replace(task, methods=_with_rivals(task, still_open))
+            judged = _updated(judged, run(part, count))
+            result = _write(judged, out)
     return result
+
+
+def _write(judged: Judged, out: Path) -> Judged:
+    return write_suite([judged], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+
+
+def _updated(judged: Judged, later: Judged) -> Judged:
+    """Return a judged task with the methods that have more seeds since, and their call."""
+    methods = {method["name"]: method for method in later["methods"]}
+    kept = [methods.get(method["name"], method) for method in judged["methods"]]
+    return judged | {"methods": kept, "calls": [*judged["calls"], *later["calls"]]}
+
+
+def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...]:
+    """Return some methods of a task, in its order, with the twins and controls of the mechanisms among them."""
+    families = {family for one in chosen if one.role == "mechanism" for family in (one.family, one.shares)}
+    rivals = [one for one in task.methods if one.role in ("twin", "control") and one.family in families]
+    return tuple(one for one in task.methods if one in chosen or one in rivals)
 
 
 def write_suite(judged: Sequence[Judged], out: Path, created: str) -> Judged:
@@ -115,9 +147,8 @@ def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTas
     selection = []
     for task in tasks:
         matches = [m for m in task.methods if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
-        families = {family for m in matches if m.role == "mechanism" for family in (m.family, m.shares)}
-        methods = [m for m in task.methods if m in matches or (m.role in ("twin", "control") and m.family in families)]
+        methods = _with_rivals(task, matches)
         remedy = f"use two or more methods of {task.name}: {', '.join(method.name for method in task.methods)}"
         require(len(methods) > 1, "recipes", ", ".join(patterns), remedy)
-        selection.append(dataclasses.replace(task, methods=tuple(methods)))
+        selection.append(replace(task, methods=methods))
     return selection
