@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.families.coconut.recipes import Curriculum
+from mentalese.families.coconut.recipes import PROSQA_BIASES, Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
@@ -33,8 +33,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     """Return ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers."""
     task = recipe.name
 
-    def made(method: str) -> Recipe:
-        method_recipe = questions_method(replace(recipe, name=f"{task}/x"), method, curriculum)
+    def made(method: str, recipe: Recipe = recipe, **fields: object) -> Recipe:
+        method_recipe = questions_method(replace(recipe, name=f"{task}/x"), method, curriculum, **fields)
         return replace(method_recipe, name=f"{task}/{method}", baseline=None)
 
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
@@ -45,12 +45,17 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
         return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
+    # AGCLR's three gates have as many weights as the MLPs lose.
+    smaller = recipe.replace(
+        model={"intermediate_size": recipe.model["intermediate_size"] - _gate_channels(recipe.model)}
+    )
+    agclr = made("agclr", smaller, gate_biases=PROSQA_BIASES)
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     answering = replace(made("no-cot"), name=task)
     turning, once, *_ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
     return (
         way("coconut", "mechanism", "coconut"),
-        way("agclr", "mechanism", "agclr", shares="coconut"),
+        Method(agclr, "mechanism", "agclr", shares="coconut"),
         way("sim-cot", "mechanism", "sim-cot", shares="coconut"),
         distilled("", "mechanism"),
         distilled("no-distillation", "control"),
@@ -63,6 +68,11 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         turning,
         once,
     )
+
+
+def _gate_channels(model: Model) -> int:
+    """Return the channels of a Llama's MLP, in each layer, that have as many weights as AGCLR's gates."""
+    return round(model["hidden_size"] / model["num_hidden_layers"])  # three matrices here, and three there
 
 
 def reachability(size: float) -> SuiteTask:
@@ -110,27 +120,29 @@ def expressions(size: float) -> SuiteTask:
 
     Models of two layers learn the written steps in two epochs. From only the answers they learn little more than the
     outermost bracket reveals, and deeper models learn no more than that. So forks are tested under Coconut's curriculum
-    with no tokens in place of the steps: where pause tokens add streams, forks may. Streams fork before the first layer
-    and are selected causally; in the paper they fork after a few layers and are selected in a block.
+    with no tokens in place of the steps: where pause tokens add streams, forks may. They have four layers, fork after
+    the first and the second, and are selected causally; in the paper streams are selected in a block.
     """
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, rotary(width(size), 2, 128), 12, 30, 64)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
-    bubbles = forking(size, 2, [0, 1])
+    bubbles = forking(size, 4, [1, 2])
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    twice = {"num_hidden_layers": 4, "layers_per_turn": 2}
+    turns = {"num_hidden_layers": 4, "layers_per_turn": 2}
 
     thoughtless = questions_method(recipe, "no-thoughts", curriculum)
     thoughtless = replace(thoughtless, name="expressions", baseline=None)
     forks = {
-        "": ("two layers, each after a fork", bubbles),
-        "twin": ("two layers without forks", regular),
+        "": ("four layers, forks before the second and the third", bubbles),
+        "twin": ("four layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
-        "deeper": ("four layers, for the cost of forks", deeper(regular, 2)),
+        "1l": ("scores without forks", bubbles | {"budget": 1.0}),
+        "copy3": ("three copies of every token", regular | {"copies": 3, "readout": "rightmost"}),
+        "deeper": ("six layers, for the cost of forks", deeper(regular, 2)),
     }
     looped_forks = {
-        "": ("two layers twice, with forks in the second turn", bubbles | twice | {"fork_layers": [2, 3]}),
-        "twin": ("two layers twice", regular | twice),
+        "": ("two layers twice, with forks in the second turn", bubbles | turns | {"fork_layers": [2, 3]}),
+        "twin": ("two layers twice", regular | turns),
     }
     methods = (
         *reasoning(recipe, curriculum),
