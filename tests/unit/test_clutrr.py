@@ -58,13 +58,13 @@ def test_a_record_has_story_question_and_relation(tmp_path: Path) -> None:
 
 def test_steps_are_the_rules_of_the_proof_from_its_facts_on(tmp_path: Path) -> None:
     proof = (
-        "[{('Zoe', 'aunt', 'Yan'): [('Zoe', 'father', 'Xu'), ('Xu', 'sister', 'Yan')]}, "
-        "{('Xu', 'sister', 'Yan'): [('Xu', 'brother', 'Wim'), ('Wim', 'sister', 'Yan')]}]"
+        "[{('Zoe', 'aunt', 'Yan'): [('Zoe', 'father', \"D'Arcy\"), (\"D'Arcy\", 'sister', 'Yan')]}, "
+        "{(\"D'Arcy\", 'sister', 'Yan'): [(\"D'Arcy\", 'brother', 'Wim'), ('Wim', 'sister', 'Yan')]}]"
     )
     [document] = open_source(f"clutrr:{archive(tmp_path, row(proof_state=proof))}").documents("test")
     assert document.segments[1:] == (
-        "Xu brother Wim, Wim sister Yan: Xu sister Yan\n",
-        "Zoe father Xu, Xu sister Yan: Zoe aunt Yan\n",
+        "D'Arcy brother Wim, Wim sister Yan: D'Arcy sister Yan\n",
+        "Zoe father D'Arcy, D'Arcy sister Yan: Zoe aunt Yan\n",
         "### son",
     )
 
@@ -93,7 +93,14 @@ def test_batches_have_only_the_answer_as_labels(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "columns",
-    [{"query": "Zoe, Yan"}, {"query": "('Zoe', 'Xu')"}, {"target": " "}, {"story": ""}, {"proof_state": "[{}]"}],
+    [
+        {"query": "Zoe, Yan"},
+        {"query": "('Zoe', 'Xu')"},
+        {"target": " "},
+        {"story": ""},
+        {"proof_state": "[{}]"},
+        {"proof_state": "[("},
+    ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, columns: dict[str, str]) -> None:
     path = archive(tmp_path, row(story="[Zoe] wrote to\n[Yan]."), row(**columns))

@@ -572,7 +572,8 @@ def test_train_tokens_takes_the_first_whole_documents() -> None:
     assert len(plan.split.document_bytes) == 6
     assert max(seen) < 10 + 60
     assert plan.remarks() == [
-        "the run trains on the first 6 of 20 documents (data.train_tokens is 55); for all of them set it to None"
+        "the run trains on the first 6 of 20 documents (data.train_tokens is 55); for all of them set "
+        "this field to None"
     ]
     whole = make_plan(split, kind="per_document", sequence_length=16, batch_size=1)
     assert len(whole.split.document_bytes) == 20

@@ -321,6 +321,9 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
     def compare(recipes: list[Recipe], out: Path, **options: Any) -> dict[str, Any]:
         names, seeds = [recipe.name.partition("/")[2] for recipe in recipes], options["seeds"]
         asked.append(({*names}, seeds))
+        out.mkdir(exist_ok=True)
+        for name in ("report.html", "compare.json"):
+            (out / name).write_text(f"{seeds} seeds")
         scores = {name: [0.2] * seeds for name in names}
         scores |= {name: [0.97] * seeds for name in names if name in ("coconut", "cot")}
         scores |= {"sim-cot": [0.97, 0.1, 0.97, 0.1, 0.3, *[0.97] * (seeds - 5)]} if "sim-cot" in names else {}
@@ -334,6 +337,9 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
     assert asked == [({"coconut", "sim-cot", "cot", *rivals}, 5), ({"sim-cot", *rivals}, 10)]
     methods = {method["name"].partition("/")[2]: method for method in judged["methods"]}
     assert [len(methods[name]["closed"]["seeds"]) for name in ("coconut", "sim-cot", "no-cot")] == [5, 10, 10]
+    reports = [call["report"] for call in judged["calls"]]
+    assert reports == ["composition/report-5-seeds.html", "composition/report.html"]
+    assert [(tmp_path / report).read_text() for report in reports] == ["5 seeds", "10 seeds"]
     assert (methods["sim-cot"]["solved"]["count"], methods["no-cot"]["solved"]["count"]) == (7, 0)
     test = methods["sim-cot"]["against"]["composition/no-cot"]
     assert test["decided"]
@@ -341,6 +347,26 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
     narrower = paired_t_test(methods["sim-cot"]["closed"]["seeds"], methods["no-cot"]["closed"]["seeds"]).interval
     assert test["interval"][0] < narrower[0], "four looks err as rarely as one"
     assert "solved by 7 of 10 seeds" in " ".join(suite_page({"tasks": [judged], "created": "2026-01-01"}).split())
+
+
+def test_a_task_at_equal_flops_is_run_again_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first method sets the FLOPs of all."""
+    asked: list[tuple[int, int]] = []
+    made = dataclasses.replace(SUITE["topics"](1.0), scored="all")
+
+    def compare(recipes: list[Recipe], out: Path, **options: Any) -> dict[str, Any]:
+        asked.append((len(recipes), options["seeds"]))
+        scores = {method.name: [2.6, 3.2] * (options["seeds"] // 2) + [2.6] for method in made.methods}
+        scores |= {"latent_thought": [3.2, 2.6, 3.2, 2.6, 2.6]} if options["seeds"] == 5 else {}
+        scores |= {"latent_thought": [2.5] * options["seeds"]} if options["seeds"] > 5 else {}
+        return comparison(made, {name: values[: options["seeds"]] for name, values in scores.items()})
+
+    monkeypatch.setattr(suite_run, "compare", compare)
+    monkeypatch.setitem(SUITE, "topics", lambda size: made)
+    (judged,) = run_suite(["topics"], tmp_path, show=False)["tasks"]
+    assert asked[:2] == [(4, 5), (4, 10)]
+    assert len(judged["calls"]) == 1
+    assert {len(method["closed"]["seeds"]) for method in judged["methods"]} == {judged["seeds"]}
 
 
 @pytest.mark.parametrize(

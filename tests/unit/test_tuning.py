@@ -135,6 +135,17 @@ def test_more_values_with_another_best_one_train_the_seeds_again(tmp_path: Path)
     assert sorted(path.name for path in (tmp_path / "b-x").glob("seed*")) == ["seed-0", "seed-1"]
 
 
+def test_a_setting_that_is_best_again_has_its_runs_back(tmp_path: Path) -> None:
+    """More values, or more seeds of each, may change which one is best, and back."""
+    for number, best in enumerate((1e-3, 4e-3, 1e-3, 4e-3)):
+        tuned(tmp_path, {"a/x": best, "b/x": 1e-3}, "2.5e-4,1e-3,4e-3,1.6e-2", seeds=1)
+        (tmp_path / f"a-x/seed-0/trained-{number}").touch()
+    folders = sorted((tmp_path / "a-x").glob("seed*"))
+    assert [path.name for path in folders] == ["seed-0", "seed-0,optimizer.learning_rate=1e-3"]
+    trained = [sorted(file.name[-1] for file in path.glob("trained-*")) for path in folders]
+    assert trained == [["1", "3"], ["0", "2"]]
+
+
 def test_grid_without_extension_sets_extended_runs_aside(tmp_path: Path) -> None:
     best = {"a/x": 5e-4, "b/x": 1e-3}
     first, _ = tuned(tmp_path, best, "1e-3,2e-3")

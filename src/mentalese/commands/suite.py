@@ -69,7 +69,7 @@ def run(options: Options) -> None:
             method["role"],
             f"{method['closed']['mean']:.0%}",
             "" if method["closed"]["interval"] is None else "{:.0%} to {:.0%}".format(*method["closed"]["interval"]),
-            "" if method["solved"] is None else "{count} of {of}".format(**method["solved"]),
+            "{count} of {of}".format(**method["solved"]) if method.get("solved") else "",
             f"{method['score']['mean']:.4f}",
             f"{method['learning_rate']:g}",
         )

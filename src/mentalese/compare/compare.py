@@ -111,6 +111,9 @@ def compare(
     check_jobs(jobs, executor)
     _check(recipes, seeds)
     require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
+    require(
+        tune_seeds == 1 or bool(tuned_fields), "tune_seeds", tune_seeds, "nothing is tuned; add --tune, or remove it"
+    )
     check_page(out / "report.html", "compare.json")
     tuned_fields = tuned_fields or {}
     _check_tuned(recipes, tuned_fields, match)
@@ -119,7 +122,8 @@ def compare(
         _check_parameters(recipes, tuned_fields, show)
     elif match is not None:
         recipes = [recipe.replace(train={"early_stopping_patience": None}) for recipe in recipes]
-        fit = _fit(recipes[0], match, seeds, show)
+        # Of the first seeds, so that a comparison with more seeds later has the same budget.
+        fit = _fit(recipes[0], match, min(seeds, SEEDS_FOR_A_TEST), show)
     tuned: list[Tuned] = []
     if tuned_fields:
         tuned = [

@@ -248,7 +248,9 @@ def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
         for trial in tuning["trials"]:
             value, strong = trial["value"], trial["settings"] == tuning["chosen"]
             text = "loss not finite" if value is None else row.metric.format(value)
-            if value is not None and trial["seeds"] > 1:
+            if value is None and trial["seeds"] > 1:
+                text += f" with {trial['diverged']} of {trial['seeds']} seeds"
+            elif trial["seeds"] > 1:
                 text += f" ± {row.metric.format(trial['value_stderr'])}"
             cells[tuple(trial["settings"].values())] = Cell(text + " +" * trial["extended"], value, strong=strong)
         table.append({", ".join(values): cell for values, cell in cells.items()})

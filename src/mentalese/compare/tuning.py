@@ -4,8 +4,8 @@ A trial is one setting of the tuned fields, run with seeds of its own, so that r
 trial has the largest likelihood of the validation split, in the mean over its seeds: of questions, the likelihood of
 their answers, which depends less on chance than how many are right. If the best value of a number is the
 lowest or highest one tried, the range is extended by the next value, at the same ratio, up to twice, but not across 1;
-ranges of integers and from 0 are not extended. If the same comparison is run again with more values and another one is
-best, its seeds are trained again, and the runs of the earlier report are renamed.
+ranges of integers and from 0 are not extended. If the same comparison is run again with more values, or more seeds of
+each, and another one is best, its seeds are trained again, and the runs of the earlier report are renamed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Trial:
             for name, numbers in (("value", finite), ("nll", self.nlls)):
                 of_seeds = summary(numbers)
                 scores |= {name: of_seeds["mean"], f"{name}_stderr": of_seeds["std"] / len(numbers) ** 0.5}
-        return {"settings": self.settings, "extended": self.extended, "seeds": len(self.values)} | scores
+        counts = {"seeds": len(self.values), "diverged": self.values.count(None)}
+        return {"settings": self.settings, "extended": self.extended} | counts | scores
 
 
 @dataclass
@@ -127,14 +128,21 @@ class Tuned:
         return self.best.recipe.replace(train={"seed": self.base.train.seed})
 
     def set_aside(self, folder: Path, seed: int) -> None:
-        """Rename the run in `folder` if it has a setting that was the best one when others were tried."""
+        """Rename the run in `folder` if it has a setting that was the best one when others were tried, or fewer seeds.
+
+        A run with the best setting that was renamed before gets its name back.
+        """
         if same_run(self.best.recipe.replace(train={"seed": seed}), folder):
             return
+        earlier = folder.with_name(f"{folder.name},{_folder_name(self.best.settings)}")
         for settings, recipe in self._reported(folder):
             if same_run(recipe.replace(train={"seed": seed}), folder):
                 with contextlib.suppress(FileNotFoundError):  # another rank was first
                     folder.rename(folder.with_name(f"{folder.name},{_folder_name(settings)}"))
-                return
+                break
+        if not folder.exists():
+            with contextlib.suppress(FileNotFoundError):
+                earlier.rename(folder)
 
     def _reported(self, folder: Path) -> Iterator[tuple[Settings, Recipe]]:
         """Yield the settings that the run in `folder` may have: one that is tried, or one of an extended range."""

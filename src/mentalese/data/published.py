@@ -5,6 +5,7 @@ ProsQA's files are rows of question, steps and answer, which `file:PATH` reads.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from mentalese.data.records import EQUATION, RowFormat, answer_text, list_of_tex
 
 _DECIMALS = re.compile(r"(-?\d+)\.0*")
 _OPTION = re.compile(r"\(?(?P<letter>[A-Z])[).:]\s*(?P<text>.*)", re.DOTALL)
-_RULE = re.compile(r"\{[^}]*\}")
-_RELATION = re.compile(r"\('([^']+)', '([^']+)', '([^']+)'\)")
 _QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
 
 
@@ -125,6 +124,14 @@ def _hotpotqa(row: Columns) -> Document:
     return record(" ".join([*context, row["question"]]), filter(None, steps), row["answer"])
 
 
+def _literal(text: str) -> Any:
+    """Return the Python literal in a column."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("the proof is not a list of rules") from error
+
+
 def _clutrr(row: Columns) -> Document:
     """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`).
 
@@ -135,9 +142,9 @@ def _clutrr(row: Columns) -> Document:
     if pair is None or not all(f"[{pair[name]}]" in story for name in ("of", "who")):
         raise ValueError(f"the query is {row['query']!r}, where two names of the story belong, ('Ann', 'Bob')")
     steps = []
-    for rule in reversed(_RULE.findall(row.get("proof_state") or "")):
-        found, *known = map(" ".join, _RELATION.findall(rule))
-        steps.append(f"{', '.join(known)}: {found}")
+    for rule in reversed(_literal(row.get("proof_state") or "[]")):
+        [(found, known)] = rule.items()
+        steps.append(f"{', '.join(map(' '.join, known))}: {' '.join(found)}")
     return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", steps, row["target"])
 
 
@@ -164,7 +171,7 @@ _AUG = "Deng et al., Implicit Chain of Thought Reasoning via Knowledge Distillat
 PUBLISHED: dict[str, PublishedSet] = {
     "clutrr": PublishedSet.of(
         "CLUTRR (Sinha et al., A Diagnostic Benchmark for Inductive Reasoning from Text, 2019)",
-        "story, query and target, in the zip of a task",
+        "story, query, target and perhaps proof_state, in the zip of a task",
         _clutrr,
         answer_rule="text",
         kinds=(ZIP,),

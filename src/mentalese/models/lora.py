@@ -104,9 +104,11 @@ def _compute_rows_only(model: LanguageModel) -> None:
 
         def forward_adapters(self, x: Tensor, active_adapters: list[str], *args: Any, **kwargs: Any) -> Tensor:
             patched = self.patched_matrix()
-            if patched is None or patched.rows is None or patched.values is None:
+            if patched is None:
                 return super().forward_adapters(x, active_adapters, *args, **kwargs)
-            computed, rows, values = self.get_base_layer()(x, *args, **kwargs), patched.rows, patched.values
+            computed, (_, rows, values) = self.get_base_layer()(x, *args, **kwargs), patched
+            assert rows is not None
+            assert values is not None
             if isinstance(self.get_base_layer(), nn.Linear):
                 return computed.index_copy(-1, rows, nn.functional.linear(x, values).to(computed.dtype))
             own = x[..., None].eq(rows)

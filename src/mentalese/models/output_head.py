@@ -55,7 +55,7 @@ class _OwnHead(nn.Module):
         # By the class: an instance may have a `forward` that other tools have set, which calls the decoder itself.
         output = type(self.decoder).forward(self.decoder, inputs_embeds=rows, use_cache=False, return_dict=True)
         logits: Tensor = output.logits
-        return logits.view(*hidden.shape[:-1], -1)
+        return logits.view(*hidden.shape[:-1], logits.shape[-1])
 
 
 class _Output(SimpleNamespace):
@@ -80,13 +80,27 @@ def _with_forward(module: nn.Module, forward: Callable[..., object]) -> nn.Modul
 
 
 def _is_plain(decoder: PreTrainedModel, head: nn.Module | None) -> bool:
-    """Test if a decoder returns its head's output as logits, with a head that returns its input."""
+    """Test if a decoder gives its last hidden states to its head, and returns what the head does, unchanged."""
     names = [name for name, child in decoder.named_children() if child is head]
     if head is None or not names:
         raise InputError(
             f"{type(decoder).__name__} has no output embedding next to its layers: use another decoder (gpt2, llama)"
         )
-    same = _with_forward(head, lambda hidden: hidden)
-    hidden = torch.linspace(-1000, 1000, decoder.config.hidden_size, device="cpu")  # beyond any cap
-    with torch.no_grad():
-        return torch.equal(_OwnHead(decoder, **dict.fromkeys(names, same))(hidden), hidden)
+    # Values beyond any cap; of all tokens, since some decoders cut padding off.
+    sizes = decoder.config.hidden_size, decoder.config.vocab_size
+    hidden, logits = (torch.linspace(-1000, 1000, size, device="cpu")[None] for size in sizes)
+    read: list[Tensor] = []
+
+    def recorded(states: Tensor) -> Tensor:
+        read.append(states)
+        return logits[None]
+
+    replaced = _with_forward(head, recorded)
+    try:
+        with torch.no_grad():
+            found = _OwnHead(decoder, **dict.fromkeys(names, replaced))(hidden)
+    except TypeError as error:
+        raise InputError(f"{type(decoder).__name__} does not read inputs_embeds: use another decoder") from error
+    except RuntimeError:  # further weights of another type or on another device
+        return False
+    return bool(read) and torch.equal(read[0][0], hidden) and torch.equal(found, logits)

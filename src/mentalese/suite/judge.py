@@ -32,8 +32,9 @@ Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
 SOLVED = 0.9
 """The share of the gap from which on a seed has found what the task is about."""
-NARROW = 0.1
-"""The width, in shares of the gap, below which an interval decides that there is no difference to speak of."""
+NARROW, NARROW_ON_TEXT = 0.1, 0.005
+"""The width below which an interval decides that there is no difference to speak of: of the gap, and on a corpus of the
+first method's bits, since its optimum is unknown."""
 
 
 def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, looks: int = 1) -> Judged:
@@ -41,8 +42,8 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, 
 
     Args:
         comparison: the return value of `compare`, in `folder`.
-        looks: the number of times that more seeds may be added because a test has not decided. Each test then errs in
-            at most 5% / looks of cases, so that all looks together err in 5% (Bonferroni).
+        looks: the number of times that tests may be made, with more seeds each time if they have not decided. Each
+            test errs in at most 5% / looks of cases, so that all together err in 5% (Bonferroni).
     """
     rows = comparison["rows"]
     folders = [
@@ -125,8 +126,8 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 if len(seeds) < SEEDS_FOR_A_TEST:
                     continue
                 test = paired_t_test(seeds, others, step=step, confidence=confidence)
-                low, high = test.interval
-                found: Judged = {"conclusive": test.conclusive, "decided": test.conclusive or high - low < NARROW}
+                width, narrow = test.interval[1] - test.interval[0], NARROW_ON_TEXT if task.is_corpus else NARROW
+                found: Judged = {"conclusive": test.conclusive, "decided": test.conclusive or width < narrow}
                 if one["solved"] is not None:
                     counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
                     found["solved_p"] = exact_test(*counts)

@@ -128,7 +128,7 @@ def expressions(size: float) -> SuiteTask:
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
     bubbles = forking(size, 4, [1, 2])
     regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
-    turns = {"num_hidden_layers": 4, "layers_per_turn": 2}
+    turns = {"layers_per_turn": 2}
 
     thoughtless = questions_method(recipe, "no-thoughts", curriculum)
     thoughtless = replace(thoughtless, name="expressions", baseline=None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def run_suite(
             match=task.match,
             seeds=count,
             tuned_fields=rates,
-            tune_seeds=tune_seeds,
+            tune_seeds=1 if rates is None else tune_seeds,
             jobs=jobs,
             executor=executor,
             show=show,
@@ -84,28 +85,38 @@ def run_suite(
 
     result: Judged = {}
     for task in _tasks([SUITE[name](size) for name in names or DEFAULT], recipes):
-        first, *more = counts
-        judged = run(task, first)
-        result = _write(judged, out)
-        for count in more:
-            still_open = [method for method in task.methods if method.recipe.name in undecided(judged)]
-            if not still_open:
+        judged = run(task, counts[0])
+        for count, more in itertools.pairwise(counts):
+            names = undecided(judged)
+            if not names:
                 break
-            part = task if task.is_corpus else replace(task, methods=_with_rivals(task, still_open))
-            judged = _updated(judged, run(part, count))
-            result = _write(judged, out)
+            # The first method sets the FLOPs of all, so such a task is run again as a whole.
+            still_open = [method for method in task.methods if method.recipe.name in names]
+            part = task if task.match else replace(task, methods=_with_rivals(task, still_open))
+            if part is not task:
+                _keep_report(judged, out, count)
+            judged = _updated(judged, run(part, more))
+        result = write_suite([judged], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     return result
 
 
-def _write(judged: Judged, out: Path) -> Judged:
-    return write_suite([judged], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
+    """Rename the files of a comparison, which the comparison of some of its methods with more seeds would replace."""
+    call = judged["calls"][-1]
+    for name in ("report.html", "compare.json"):
+        kept = f"{Path(name).stem}-{seeds}-seeds{Path(name).suffix}"
+        (out / judged["name"] / name).replace(out / judged["name"] / kept)
+        if call["report"].endswith(name):
+            call["report"] = f"{judged['name']}/{kept}"
 
 
 def _updated(judged: Judged, later: Judged) -> Judged:
     """Return a judged task with the methods that have more seeds since, and their call."""
     methods = {method["name"]: method for method in later["methods"]}
-    kept = [methods.get(method["name"], method) for method in judged["methods"]]
-    return judged | {"methods": kept, "calls": [*judged["calls"], *later["calls"]]}
+    calls = [*judged["calls"], *later["calls"]]
+    if len(methods) == len(judged["methods"]):
+        return later | {"calls": calls[-1:]}
+    return judged | {"methods": [methods.get(one["name"], one) for one in judged["methods"]], "calls": calls}
 
 
 def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...]:

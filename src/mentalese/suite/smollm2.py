@@ -63,14 +63,14 @@ EQUATIONS = Curriculum(stages=3, latents_per_step=2, epochs=1, removed_tokens=53
 RULES = Curriculum(stages=2, latents_per_step=2, epochs=1, removed_tokens=77, step_tokens=154)
 
 
-def methods(recipe: Recipe, stages: Curriculum, more: float = 1.0) -> list[Recipe]:
+def methods(recipe: Recipe, stages: Curriculum, last: float = 2.0) -> list[Recipe]:
     """Return the recipe, whose model is a decoder, as all methods.
 
     Args:
         stages: the curriculum, without the written steps of `cot`.
-        more: epochs of the last stage beyond one, or, if negative, short of it.
+        last: epochs of the last stage; each of the others has one.
     """
-    written, length = recipe.train.epochs or 0.0, len(stages.phases()) + more
+    written, length = recipe.train.epochs or 0.0, len(stages.phases()) - 1 + last
     adapters = f"models:{recipe.name.replace('/', '-')}-cot"
 
     def continued(made: Recipe) -> Recipe:
@@ -106,5 +106,5 @@ RECIPES = [
     *methods(ARITHMETIC, LONGER_STEPS),
     *methods(WORDS, STAGES),
     *methods(GSM8K, EQUATIONS),
-    *methods(CLUTRR, RULES, more=-0.5),
+    *methods(CLUTRR, RULES, last=0.5),
 ]

@@ -86,10 +86,9 @@ class Checkpointer:
         """
         self.wait()
         ignore_warning_of_no_group()
-        tensors, frozen = (
-            _tensors(model, optimizer),
-            {f"model.{n}" for n, p in model.named_parameters() if not p.requires_grad},
-        )
+        tensors = _tensors(model, optimizer)
+        frozen = {f"model.{name}" for name, weights in model.named_parameters() if not weights.requires_grad}
+        # The next steps change nothing of frozen weights, so that the thread may read them where they are.
         changing = {name: value for name, value in tensors.items() if name not in frozen}
         snapshot = tensors | BlockingAsyncStager().stage(changing)
         described = json.dumps({"step": step, "info": info}, indent=2)

@@ -190,7 +190,7 @@ class Plan:
         if documents < self.available_documents:
             remarks.append(
                 f"the run trains on the first {documents:,} of {self.available_documents:,} documents "
-                f"(data.train_tokens is {self.recipe.data.train_tokens:,}); for all of them set it to None"
+                f"(data.train_tokens is {self.recipe.data.train_tokens:,}); for all of them set this field to None"
             )
         late = [p for p in phases if self._clock(epoch_start if p.layout else last, p.clock) < p.start]
         if late:
