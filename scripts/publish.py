@@ -8,6 +8,7 @@ samples and reports stay where they are: compare.json gets a line per run. The r
 The figures are redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
+    mentalese figure suite-matrix results/suite/suite.json --out results/suite/matrix.svg
     mentalese figure suite-text results/suite/suite.json --out results/suite/text.svg
 """
 

@@ -375,6 +375,11 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     assert picture.count("topics/") == 0
     assert picture.count("<!-- a (mechanism) -->") == picture.count("<!-- b (twin) -->") == 1
     assert picture.count("what lies beyond -25% and 110% is drawn there") == 1
+    methods[0] |= {"family": "a", "against": {"topics/b": {"conclusive": True, "difference": 0.5}}}
+    path.write_text(json.dumps({"tasks": [{"name": "topics", "spec": "topics", "methods": methods}]}))
+    cell = {"task": "topics", "family": "a", "closed": 0.7, "better": False}  # it has no control
+    assert write_figure("suite-matrix", [str(path)], tmp_path / "matrix.svg") == {"cells": [cell]}
+    assert "<!-- 70% -->" in (tmp_path / "matrix.svg").read_text()
     with pytest.raises(InputError, match="with a task on text"):
         write_figure("suite-text", [str(path)], tmp_path / "closed.svg")
     path.write_text("{}")

@@ -81,6 +81,42 @@ def _suite(paths: list[str]) -> Drawing:
     return picture, numbers
 
 
+def _matrix(paths: list[str]) -> Drawing:
+    """Return families by tasks: shares of the gap, in colour where the family beats its twin and all controls."""
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Rectangle
+
+    from mentalese.suite.judge import stands
+
+    tasks = _tasks(paths, text=False)
+    mechanisms = [
+        (task["name"], method["family"], method["closed"]["mean"], stands(method, task["methods"]))
+        for task in tasks
+        for method in task["methods"]
+        if method["role"] == "mechanism"
+    ]
+    families = [*dict.fromkeys(family for _, family, _, _ in mechanisms)]
+    columns = [task["name"] for task in tasks]
+    picture, panels = canvas(1, 1, 1.6 + 0.75 * len(columns), 1.3 + 0.32 * len(families))
+    panel = panels[0][0]
+    for name, family, share, better in mechanisms:
+        x, y = columns.index(name), families.index(family)
+        shade = (*to_rgb(COLORS[0]), 0.25 + 0.75 * min(max(share, 0), 1)) if better else "0.93"
+        panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=shade, edgecolor="none"))
+        weight, color = ("bold", "white" if share > 0.5 else "black") if better else ("normal", "0.45")
+        panel.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=9, weight=weight, color=color)
+    panel.set_xticks(range(len(columns)), columns, rotation=30, ha="left")
+    panel.set_yticks(range(len(families)), families)
+    panel.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(families) - 0.5, -0.5))
+    panel.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
+    panel.spines[:].set_visible(False)
+    panel.grid(visible=False)
+    footnote(picture, "share of the gap closed; blue: better than the same layers without thoughts and all controls")
+    fields = ("task", "family", "closed", "better")
+    numbers = [dict(zip(fields, mechanism, strict=True)) for mechanism in mechanisms]
+    return picture, {"cells": numbers}
+
+
 def _suite_text(paths: list[str]) -> Drawing:
     """Return a panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
     from mentalese.suite.judge import interval_of
@@ -107,6 +143,11 @@ def _suite_text(paths: list[str]) -> Drawing:
 FIGURES = {
     "suite": Figure(
         description="the share of the gap that each method of a suite closes", takes="SUITE.json", draw=_suite
+    ),
+    "suite-matrix": Figure(
+        description="families by tasks: the share of the gap that each closes, and where it beats twin and controls",
+        takes="SUITE.json",
+        draw=_matrix,
     ),
     "suite-text": Figure(description="the scores of a suite's methods on text", takes="SUITE.json", draw=_suite_text),
 }
