@@ -20,7 +20,6 @@ from pathlib import Path
 
 from mentalese.compare.jobs import Job
 from mentalese.errors import InputError, require
-from mentalese.evaluation.metric import METRICS
 from mentalese.evaluation.statistics import summary
 from mentalese.files import read_json
 from mentalese.recipe import Recipe
@@ -105,7 +104,7 @@ class Tuned:
         trials = self.trials[-(len(results) // self.seeds) :]
         for number, result in enumerate(results):
             trial, figure = trials[number // self.seeds], None if result is None else result["validation"]
-            trial.values.append(None if figure is None else figure[METRICS[self.base.evaluation.metric].name])
+            trial.values.append(None if figure is None else figure[self.base.evaluation.metric])
             trial.nlls.append(math.inf if figure is None else figure["nll"])
         beyond = self.beyond() if self.extensions < EXTENSIONS else ()
         best = self.best.settings

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from mentalese.errors import InputError
 
 _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether a decoder's logits are its output embedding's output, for decoders that have been tried."""
+"""Decoders that have been tried; True: the logits are what the output embedding returns."""
 
 
 def output_head_of(decoder: PreTrainedModel) -> nn.Module:

@@ -33,8 +33,8 @@ Judged = dict[str, Any]
 SOLVED = 0.9
 """The share of the gap from which on a seed has found what the task is about."""
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
-"""The width below which an interval decides that there is no difference to speak of: of the gap, and on a corpus of the
-first method's bits, since its optimum is unknown."""
+"""The widths below which an interval shows that two methods hardly differ: in shares of the gap, and on a corpus of
+the first method's bits, since its optimum is unknown."""
 
 
 def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, looks: int = 1) -> Judged:

@@ -102,21 +102,18 @@ def run_suite(
 
 def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
     """Rename the files of a comparison, which the comparison of some of its methods with more seeds would replace."""
-    call = judged["calls"][-1]
-    for name in ("report.html", "compare.json"):
-        kept = f"{Path(name).stem}-{seeds}-seeds{Path(name).suffix}"
-        (out / judged["name"] / name).replace(out / judged["name"] / kept)
-        if call["report"].endswith(name):
-            call["report"] = f"{judged['name']}/{kept}"
+    for file in (out / judged["name"] / "compare.json", report := out / judged["calls"][-1]["report"]):
+        file.replace(file.with_stem(f"{file.stem}-{seeds}-seeds"))
+    judged["calls"][-1]["report"] = f"{judged['name']}/{report.stem}-{seeds}-seeds.html"
 
 
 def _updated(judged: Judged, later: Judged) -> Judged:
     """Return a judged task with the methods that have more seeds since, and their call."""
+    if len(later["methods"]) == len(judged["methods"]):
+        return later
     methods = {method["name"]: method for method in later["methods"]}
-    calls = [*judged["calls"], *later["calls"]]
-    if len(methods) == len(judged["methods"]):
-        return later | {"calls": calls[-1:]}
-    return judged | {"methods": [methods.get(one["name"], one) for one in judged["methods"]], "calls": calls}
+    kept = [methods.get(method["name"], method) for method in judged["methods"]]
+    return judged | {"methods": kept, "calls": [*judged["calls"], *later["calls"]]}
 
 
 def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...]:
