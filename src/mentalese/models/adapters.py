@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM
-
 from mentalese.data.tokenizers import add_markers, load_pretrained_tokenizer
 from mentalese.errors import require
 from mentalese.files import RECORD, check_files, read_json, sha256
 from mentalese.gguf import cached_models
 from mentalese.models.build import build_model
-from mentalese.models.checkpoints import save_model
+from mentalese.models.checkpoints import model_to_save, save_model
 from mentalese.models.grow import start_from
 from mentalese.models.lora import WEIGHTS, add_adapters, load_adapter, merged_weights
 from mentalese.recipe import Recipe
@@ -38,8 +36,7 @@ def whole_model(folder: Path) -> Path:
         start_from(model, tokenizer, base)
         add_adapters(model, tokenizer, recipe.train)
         load_adapter(folder, model)
-        merged = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
-        merged.load_state_dict(merged_weights(model))
+        merged = model_to_save(model.config, merged_weights(model))
         facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint")}
         save_model(out, merged, tokenizer, adapted=model, **facts)
     return out

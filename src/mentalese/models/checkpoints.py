@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, logging
 
 from mentalese.data.config import DataConfig
@@ -85,6 +86,15 @@ def save_model(
         if card is not None:
             (temporary / "README.md").write_text(card, encoding="utf-8")
         write_about(temporary, tokenizer, about)
+
+
+def model_to_save(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTrainedModel:
+    """Return a model for `save_model` that shares the tensors given; what a checkpoint does not store is left out."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    return model
 
 
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from mentalese import provenance
 from mentalese.data.batch import to_device
@@ -33,7 +33,7 @@ from mentalese.evaluation.answers import SplitResult
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
-from mentalese.models.checkpoints import save_model, saved_about
+from mentalese.models.checkpoints import model_to_save, save_model, saved_about
 from mentalese.models.lora import merged_weights
 from mentalese.models.saved import load
 from mentalese.recipe import Recipe
@@ -422,8 +422,7 @@ class Run:
             if adapted is not None:
                 weights = merged_weights(adapted)
             if weights is not None:
-                model = AutoModelForCausalLM.from_config(model.config, trust_remote_code=False)
-                model.load_state_dict(weights)
+                model = model_to_save(model.config, weights)
             layout = self.plan.layout_after(self.state.step)
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
             about = {"recipe": recipe.to_dict(), "step": self.state.step}
