@@ -26,6 +26,8 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.evaluation import answers
+from mentalese.evaluation.options import AnswerOptions
+from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.families.codi.layout import QuestionPairs
 from mentalese.models.grow import grow
@@ -326,7 +328,7 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
         chat = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
         assert chat == prompt
         assert answers.run(saved)["questions"] > 0
-        assert not any(START in text["prompt"] for text in saved_samples(tmp_path / "run"))
+        assert all(text["prompt"].startswith("Pat has") for text in saved_samples(tmp_path / "run"))
     else:
         assert tokenizer.chat_template == plain.chat_template
     again = open_store(saved.store("test").folder)
@@ -360,6 +362,23 @@ def test_prompts_of_a_chat_model_are_messages(base: Path) -> None:
     assert raw.generate(QUESTION, max_new_tokens=2).pop().startswith(QUESTION)
     with pytest.raises(InputError, match="chat template"):
         raw.without_chat()
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+@pytest.mark.parametrize("shots", [0, 2])
+def test_questions_of_records_are_one_message(base: Path, records: Path, shots: int) -> None:
+    """A store has the turn around a question already, and a prompt gets it again."""
+    plain = AutoTokenizer.from_pretrained(base)
+    saved = mentalese.load(base, "cpu").on(f"file:{records}").scored_by(max_documents=3)
+    asked = QuestionPrompts(
+        saved, saved.split("test"), AnswerOptions(answer_tokens=4, shots=shots), saved.split("train")
+    )
+    assert all(question == f"Pat has {question.split()[2]} pens. How many?\n" for question in asked.questions.values())
+    for batch in asked.batches():
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            prompt = plain.decode(ids[mask.bool()])
+            assert prompt.count("user: ") == prompt.count("assistant: ") == 1
+            assert prompt.count("How many?") == prompt.count("### ") + 1 == shots + 1
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])

@@ -21,6 +21,8 @@ from mentalese.packaged import packaged, packaged_models
 
 MODELS = Path(__file__).parents[2] / "models" / "mentalese_models"
 NAMES = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
+ADAPTERS = sorted(folder.parent.name for folder in MODELS.glob("*/adapter_config.json"))
+ADAPTERS_LIMIT = 12e6  # bytes, of the adapters of one model
 LIMIT = 40e6  # bytes, of all models
 
 
@@ -78,8 +80,9 @@ def test_a_model_saved_again_reads_as_packaged(name: str, tmp_path: Path) -> Non
 
 def test_weights_are_small_and_in_bfloat16() -> None:
     files = list(MODELS.rglob("*.safetensors"))
-    assert len(files) == len(NAMES) > 0
+    assert len(files) == len(NAMES) + len(ADAPTERS) > len(NAMES) > 0
     assert sum(file.stat().st_size for file in MODELS.rglob("*") if file.is_file()) < LIMIT
+    assert all((MODELS / name / "adapter_model.safetensors").stat().st_size < ADAPTERS_LIMIT for name in ADAPTERS)
     for file in files:
         with safe_open(file, "pt") as weights:
             assert "BF16" in {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
@@ -88,14 +91,14 @@ def test_weights_are_small_and_in_bfloat16() -> None:
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"models:{name}  " in shown for name in NAMES)
+    assert all(f"models:{name}  " in shown for name in (*NAMES, *ADAPTERS))
 
 
 def test_the_documents_name_models_that_exist() -> None:
     root = MODELS.parents[1]
     pages = [root / "README.md", root / "models" / "README.md", *(root / "docs").glob("*.md")]
     named = {name for page in pages for name in re.findall(r"models:([\w-]+)", page.read_text(encoding="utf-8"))}
-    assert named - {"NAME", "smollm2"} <= {*NAMES}
+    assert named - {"NAME", "smollm2"} <= {*NAMES, *ADAPTERS}
     assert len(named) > 5
 
 

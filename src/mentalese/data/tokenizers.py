@@ -355,6 +355,18 @@ def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> s
     return str(tokenizer.decode(text_ids(ids, tokenizer)))
 
 
+def question_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, turn: Turn | None) -> str:
+    """Return a record's question, a line, without the user's turn around it.
+
+    Args:
+        ids: token ids of the record's first segment.
+        turn: the `user_turn` of the tokenizer.
+    """
+    if turn is None:
+        return decode(ids, tokenizer)
+    return f"{decode(ids[len(turn.before) : len(ids) - len(turn.after)], tokenizer)}\n"
+
+
 def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of `ids[start:]` after the text of the ids before it, markers removed.
 

@@ -14,7 +14,7 @@ from mentalese.data.config import EvaluationConfig
 from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
-from mentalese.data.tokenizers import decode
+from mentalese.data.tokenizers import Turn, decode, decode_after, question_text, user_turn
 from mentalese.errors import InputError, require
 from mentalese.evaluation.answer_rule import FINAL_ANSWER, FREE_ANSWER, AnswerRule, final_answer
 from mentalese.evaluation.options import AnswerOptions
@@ -65,19 +65,33 @@ class QuestionPrompts:
     @cached_property
     def questions(self) -> dict[int, str]:
         """Questions to ask, by their number in the split."""
-        return {number: self._text(self.split, int(self.split.document_segments[number])) for number in self._numbers}
+        return {number: self._question(self.split, number) for number in self._numbers}
 
     @cached_property
     def right_answers(self) -> dict[int, str]:
         last = {number: int(self.split.document_segments[number + 1]) - 1 for number in self._numbers}
-        return {number: final_answer(self._text(self.split, segment)) for number, segment in last.items()}
+        return {
+            number: final_answer(decode(self.split.segment(segment).tolist(), self.saved.tokenizer))
+            for number, segment in last.items()
+        }
 
     @cached_property
     def _numbers(self) -> list[int]:
         return self.saved.evaluation.chosen(len(self.split.document_bytes)).tolist()
 
-    def _text(self, split: Split, segment: int) -> str:
-        return decode(split.segment(segment).tolist(), self.saved.tokenizer)
+    @cached_property
+    def _turn(self) -> Turn | None:
+        return user_turn(self.saved.tokenizer)
+
+    def _question(self, split: Split, number: int) -> str:
+        question = split.segment(int(split.document_segments[number])).tolist()
+        return question_text(question, self.saved.tokenizer, self._turn)
+
+    def _record(self, split: Split, number: int) -> str:
+        """Return a record's question, steps and answer."""
+        ids = split.tokens[split.documents[number] : split.documents[number + 1] - 1].tolist()
+        length = len(split.segment(int(split.document_segments[number])))
+        return self._question(split, number) + decode_after(ids, length, self.saved.tokenizer)
 
     def protocol(self, rule: AnswerRule) -> dict[str, object]:
         saved, options = self.saved, self.options
@@ -122,9 +136,7 @@ class QuestionPrompts:
         longest = None if self.context is None else self.context - self.limit
         if saved.layout.questions and not self.options.shots:
             return question_batches(self.split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
-        numbers, texts = np.array([*self.questions]), [*self.questions.values()]
-        shots = self._shots() if self.options.shots else None
-        encoded = saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=shots)
+        numbers, encoded = np.array([*self.questions]), self._encoded(self._shots() if self.options.shots else None)
         lengths = encoded["attention_mask"].sum(1).numpy()
 
         def batch(rows: np.ndarray) -> Batch:
@@ -132,6 +144,13 @@ class QuestionPrompts:
             return tensors | {"documents": torch.from_numpy(numbers[rows])}
 
         return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
+
+    def _encoded(self, before: list[str] | None = None) -> Batch:
+        """Return the prompts of all questions, for a chat model as messages; `before`: the text before each."""
+        saved, texts = self.saved, [*self.questions.values()]
+        if saved.chat:
+            texts = [text.removesuffix("\n") for text in texts]
+        return saved.layout.encode_prompts(texts, saved.tokenizer, saved.data, before=before, chat=saved.chat)
 
     def _shots(self) -> list[str]:
         """Return the examples before each question, an empty line after each example."""
@@ -141,9 +160,7 @@ class QuestionPrompts:
         sizes, usable = np.diff(examples.documents), len(examples.document_bytes)
         fitting = np.arange(usable)
         if context is not None:
-            texts = [*self.questions.values()]
-            encoded = self.saved.layout.encode_prompts(texts, self.saved.tokenizer, self.saved.data)
-            lengths = encoded["attention_mask"].sum(1)
+            lengths = self._encoded()["attention_mask"].sum(1)
             # Questions too long for any answer do not limit the shots of the others.
             room = lengths <= context - self.limit
             longest = int(lengths[room].max()) if room.any() else context
@@ -154,9 +171,8 @@ class QuestionPrompts:
         texts_before = []
         for document, question in self.questions.items():
             others = fitting[fitting != document] if examples is self.split else fitting
-            spans = [examples.documents[[i, i + 1]] for i in self._drawn(examples, others, question, document)]
-            tokens = (examples.tokens[start : end - 1].tolist() for start, end in spans)
-            texts_before.append("".join(f"{decode(ids, self.saved.tokenizer)}\n\n" for ids in tokens))
+            drawn = self._drawn(examples, others, question, document)
+            texts_before.append("".join(f"{self._record(examples, i)}\n\n" for i in drawn))
         return texts_before
 
     def _drawn(self, examples: Split, others: np.ndarray, question: str, document: int) -> np.ndarray:
@@ -169,7 +185,7 @@ class QuestionPrompts:
             remedy = f"only {len(others)} training records have another question than {shown(question.strip())}"
             require(len(others) >= shots, "shots", shots, f"{remedy}, set fewer")
             numbers = generator.choice(others, shots, replace=False)
-            texts = (self._text(examples, int(examples.document_segments[i])) for i in numbers)
+            texts = (self._question(examples, i) for i in numbers)
             words = question.casefold().split()
             same = [number for number, text in zip(numbers, texts) if text.casefold().split() == words]
             if not same:

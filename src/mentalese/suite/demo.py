@@ -16,7 +16,6 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.data.split import Split
 from mentalese.evaluation.answers import AnswerRecord, ask
 from mentalese.files import check_page, write_json, write_text
 from mentalese.html import render
@@ -79,7 +78,7 @@ def _shown(name: str, part: DemoModel, folder: Path) -> Entry:
         split = thinker.split()
         answers = {label: ask(saved, split).records for label, saved in models.items()}
         scored = {label: statistics.fmean(record.correct for record in records) for label, records in answers.items()}
-        examples = _answered(thinker, split, *(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+        examples = _answered(*(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
     else:
         scored = {label: float(scored_nats(saved, part.task).mean()) for label, saved in models.items()}
         examples = _predicted(thinker, without, part)
@@ -111,11 +110,11 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
     return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
 
 
-def _answered(own: Saved, split: Split, first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]) -> list[Entry]:
+def _answered(first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]) -> list[Entry]:
     """Return different questions with the right answer and both models'; first those that only thoughts answer."""
     examples = {}
     for a, b in zip(first, second, strict=True):
-        question = str(own.tokenizer.decode(split.segment(split.document_segments[a.document]))).strip()
+        question = a.question.strip()
         examples[question] = {"text": question, "right": a.expected, "with": a.answer, "without": b.answer}
     return sorted(examples.values(), key=_worth)[:EXAMPLES]
 

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mentalese import provenance
 from mentalese.data.batch import to_device
@@ -414,10 +414,10 @@ class Run:
 
     def _save_model(self, figure: SplitResult) -> None:
         """Save the best model so far as `model/`, with this evaluation on its card."""
-        model = self.model
+        model: PreTrainedModel = self.model
         sharded = self.parallel.world_size > 1 and self.recipe.train.parallel == "fsdp"
-        adapted = model if self.recipe.train.lora_rank is not None else None
-        weights = full_state_dict(model) if sharded else None
+        adapted = self.model if self.recipe.train.lora_rank is not None else None
+        weights = full_state_dict(self.model) if sharded else None
         if self.parallel.is_main:
             if adapted is not None:
                 weights = merged_weights(adapted)

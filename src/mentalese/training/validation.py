@@ -15,7 +15,7 @@ import torch
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore
-from mentalese.data.tokenizers import decode
+from mentalese.data.tokenizers import decode, question_text, user_turn
 from mentalese.errors import require
 from mentalese.evaluation.answers import SplitResult, ask
 from mentalese.evaluation.metric import ACCURACY, METRICS
@@ -146,9 +146,8 @@ def openings(
     """Return the first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
     if questions:
-        return [
-            decode(split.segment(first).tolist(), tokenizer).strip() for first in split.document_segments[:-1][:count]
-        ]
+        turn, firsts = user_turn(tokenizer), split.document_segments[:-1][:count]
+        return [question_text(split.segment(first).tolist(), tokenizer, turn).strip() for first in firsts]
     starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
     texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
     return list(islice((text for text in texts if text.strip()), count)) or ["The"]

@@ -37,6 +37,7 @@ from mentalese.analyses.drawing import (
     mean_and_std,
     percent_axis,
 )
+from mentalese.data.tokenizers import question_text, user_turn
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 
@@ -154,7 +155,8 @@ def _similarity(saved: Saved, vectors: Sequence[Tensor]) -> Tensor:
 
 
 def _question(saved: Saved, split: Split, document: int) -> str:
-    return str(saved.tokenizer.decode(split.segment(split.document_segments[document]).tolist())).strip()
+    question = split.segment(int(split.document_segments[document])).tolist()
+    return question_text(question, saved.tokenizer, user_turn(saved.tokenizer)).strip()
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
