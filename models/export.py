@@ -62,8 +62,10 @@ def export(run: Path, name: str, summary: str) -> None:
 
 
 def _adapters(model: Path, folder: Path, about: dict[str, Any]) -> None:
-    """The adapters of a run and its card; the base is not copied."""
-    shutil.copy(model / "README.md", folder)
+    """The adapters of a run and its card, without how transformers would load it; the base is not copied."""
+    card = (model / "README.md").read_text(encoding="utf-8")
+    before, python, rest = card.partition("```python\nfrom transformers")
+    (folder / "README.md").write_text(f"{before.rstrip()}{rest[rest.index('```') + 3 :]}" if python else card)
     shutil.copy(model / "adapter" / "adapter_config.json", folder)
     rounded = {key: value.to(torch.bfloat16) for key, value in load_file(model / "adapter" / ADAPTERS).items()}
     save_file(rounded, folder / ADAPTERS, {"format": "pt"})
@@ -121,9 +123,13 @@ def _say_of_seeds(card: Path, seeds: int) -> None:
 def export_run(run: Path, name: str) -> None:
     """One model, which nothing is claimed of but its score."""
     result = read_json(run / "result.json")
-    source, test = result["config"]["data"]["source"], result["test"]
+    config, test = result["config"], result["test"]
+    score = f"perplexity {test['perplexity']:.2f} on test documents"
+    if "accuracy" in test:
+        score = f"{test['accuracy']:.1%} of {test['questions']} test questions are answered correctly"
+    began = f"{config['train']['init']} with adapters, trained" if config["train"]["lora_rank"] else "Trained"
     summary = (
-        f"Trained on {result['tokens']:,} tokens of `{source}`: perplexity {test['perplexity']:.2f} on test documents. "
+        f"{began} on {result['tokens']:,} tokens of `{config['data']['source']}`: {score}. "
         "One seed at one learning rate, to look at and to try; no comparison of methods."
     )
     export(run, name, summary)
