@@ -69,6 +69,8 @@ class Family:
         idle_options: model type -> fields of its config that change nothing in the small recipes that are tested, each
             with the reason, or with the settings under which it does change something; kind of layout -> its fields,
             with the reason.
+        signs: model type -> metrics of its training that show if its mechanism works, each with the value below which
+            it is idle or has collapsed, or `None`.
         tested: recipe -> `Tested`; recipes other than `tiny` are tested too, as other ways through the family's code.
     """
 
@@ -80,6 +82,7 @@ class Family:
     figures: str | None = None
     layouts: dict[str, str] = field(default_factory=dict)
     idle_options: dict[str, dict[str, str | dict[str, object]]] = field(default_factory=dict)
+    signs: dict[str, dict[str, float | None]] = field(default_factory=dict)
     tested: dict[str, Tested] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

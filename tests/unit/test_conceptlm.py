@@ -286,22 +286,32 @@ def test_r2_is_the_predicted_share_of_concept_variance(rows: list[list[int]], le
     targets = torch.cat([reading.pooled[0, 1:] for reading in read]).double()
     guesses = torch.cat([reading.predicted[0, :-1] for reading in read]).double()
     expected = 1 - (guesses - targets).square().sum() / (targets - targets.mean(0)).square().sum()
-    found = model.training_loss(batch(rows, left)).metrics["concept_r2"]
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    found = model.training_loss(batch(rows, left)).metrics
+    torch.testing.assert_close(found["concept_r2"].double(), expected, rtol=1e-4, atol=1e-5)
+    joint = torch.stack([guesses - guesses.mean(0), targets - targets.mean(0)]).flatten(1)
+    best = torch.nan_to_num((joint[0] * joint[1]).sum().clamp(min=0) ** 2 / joint.square().sum(1).prod())
+    torch.testing.assert_close(found["concept_r2_rescaled"].double(), best, rtol=1e-4, atol=1e-5)
 
 
 def test_r2_is_1_if_right_and_0_for_the_mean() -> None:
     targets = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 
-    def r2(pooled: Tensor, predicted: Tensor) -> float:
+    def both(pooled: Tensor, predicted: Tensor) -> list[float]:
         concepts = Concepts(pooled, predicted, None, None)
-        return float(explained(concepts, (predicted[:, :-1] - pooled[:, 1:]).square().mean()))
+        return [float(x) for x in explained(concepts, (predicted[:, :-1] - pooled[:, 1:]).square().mean()).values()]
+
+    def r2(pooled: Tensor, predicted: Tensor) -> float:
+        return both(pooled, predicted)[0]
 
     assert r2(targets, targets.roll(-1, 1)) == 1
     assert r2(targets, targets[:, 1:].mean((0, 1)).expand_as(targets)) == pytest.approx(0, abs=1e-6)
     assert r2(targets, -targets.roll(-1, 1)) < -1
     assert r2(targets[:1, :2], targets[:1, :2]) == 0
     assert r2(targets[:1, :1].expand(3, 5, 8), targets) == 0
+    raw, rescaled = both(targets, 100 + 9 * targets.roll(-1, 1))
+    assert raw < -1
+    assert rescaled == pytest.approx(1)
+    assert both(targets, -targets.roll(-1, 1))[1] == 0
 
 
 @pytest.mark.parametrize("left", [False, True])

@@ -27,7 +27,19 @@ from mentalese.suite import judge as suite_judge
 from mentalese.suite import run as suite_run
 from mentalese.suite.demo import run_demo
 from mentalese.suite.demo_models import DEMO
-from mentalese.suite.judge import answer_levels, further_score, interval, judge, levels_of, part_nats, stands
+from mentalese.suite.health import Health
+from mentalese.suite.judge import (
+    add_equal_flops,
+    answer_levels,
+    further_score,
+    interval,
+    judge,
+    levels_of,
+    part_nats,
+    stands,
+    undecided,
+    verdict,
+)
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.recipes import DEFAULT, RECIPES, SUITE
 from mentalese.suite.run import run_suite, suite_page
@@ -36,6 +48,12 @@ from mentalese.suite.texts import UNSEEN
 from support import module_at
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons here have no runs on disk; tests/unit/test_suite_health.py measures real ones."""
+    monkeypatch.setattr(suite_judge, "health", lambda runs: Health({}, [None for _ in runs], len(runs), ""))
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -67,7 +85,8 @@ def comparison(made: SuiteTask, scores: dict[str, list[float]]) -> dict[str, Any
     for method in made.methods:
         values = scores[method.recipe.name.partition("/")[2]]
         config = method.recipe.to_dict()
-        runs = [{"seed": seed, "test": {"nll": value}, "config": config} for seed, value in enumerate(values)]
+        spent = {"config": config, "flops": 1e12, "curve": []}
+        runs = [{"seed": seed, "test": {"nll": value}} | spent for seed, value in enumerate(values)]
         rows.append(
             {
                 "runs": runs,
@@ -117,6 +136,50 @@ def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -
     assert 'class="filled"' not in suite_page(result(survived, tmp_path))
     few = {name: values[:2] for name, values in SCORES.items()}  # too few seeds
     assert 'class="filled"' not in suite_page(result(few, tmp_path))
+
+
+def test_a_verdict_is_no_more_than_its_tests(tmp_path: Path) -> None:
+    """A mechanism that was not trained has none, and no further seeds."""
+    [judged] = result(SCORES, tmp_path)["tasks"]
+    assert (verdict(judged["methods"][0], judged["methods"]), undecided(judged)) == ("better", [])
+    [judged] = result(SCORES | {"latent_thought-twin": [2.6, 2.9, 3.1]}, tmp_path)["tasks"]
+    own, twin, *_ = judged["methods"]
+    assert (verdict(own, judged["methods"]), undecided(judged)) == ("undecided", [own["name"]])
+    assert verdict(twin, judged["methods"]) == "undecided"
+    own["health"]["reason"] = "kl is below 1"
+    assert (verdict(own, judged["methods"]), undecided(judged)) == ("not trained", [])
+    assert "<b>not trained</b>: kl is below 1" in suite_page(
+        {"tasks": [judged], "created": "2026-01-01T00:00:00+00:00"}
+    )
+    [judged] = result(SCORES | {"latent_thought-twin": [2.5, 2.5, 2.5]}, tmp_path)["tasks"]
+    assert verdict(judged["methods"][0], judged["methods"]) == "not better"
+
+
+def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
+    """The mechanism falls from 4 to 2 nats in 2e12 FLOPs, its twin to 2.5 in half of them."""
+    [judged] = result(SCORES, tmp_path)["tasks"]
+    curves = {"": ([0.0, 1e12, 2e12], [4.0, 3.0, 2.0]), "-twin": ([0.0, 1e12], [4.0, 2.5]), "-swapped": ([2e12], [2.0])}
+    runs = {
+        f"topics/latent_thought{name}": [
+            {
+                "flops": flops[-1],
+                "curve": [{"flops": 0.0, "loss": 9.0}]
+                + [{"flops": f, "validation_perplexity": math.exp(n + seed / 9)} for f, n in zip(flops, nats)],
+            }
+            for seed in range(3)
+        ]
+        for name, (flops, nats) in curves.items()
+    }
+    add_equal_flops(judged["methods"], runs)
+    twin, swapped = judged["methods"][0]["against"].values()
+    assert twin["at_equal_flops"]["flops"] == 1e12
+    assert twin["at_equal_flops"]["gain"] == pytest.approx(-0.5)
+    assert twin["at_equal_flops"]["conclusive"]
+    assert swapped["at_equal_flops"]["gain"] == pytest.approx(0, abs=1e-9)
+    runs["topics/latent_thought-twin"][0]["curve"] = []
+    del twin["at_equal_flops"]
+    add_equal_flops(judged["methods"], runs)
+    assert "at_equal_flops" not in twin, "two seeds are too few"
 
 
 def test_names_with_markup_are_text_on_the_page(tmp_path: Path) -> None:

@@ -86,11 +86,11 @@ def _matrix(paths: list[str]) -> Drawing:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
-    from mentalese.suite.judge import stands
+    from mentalese.suite.judge import verdict
 
     tasks = _tasks(paths, text=False)
     mechanisms = [
-        (task["name"], method["family"], method["closed"]["mean"], stands(method, task["methods"]))
+        (task["name"], method["family"], method["closed"]["mean"], verdict(method, task["methods"]))
         for task in tasks
         for method in task["methods"]
         if method["role"] == "mechanism"
@@ -99,20 +99,22 @@ def _matrix(paths: list[str]) -> Drawing:
     columns = [task["name"] for task in tasks]
     picture, panels = canvas(1, 1, 1.6 + 0.75 * len(columns), 1.3 + 0.32 * len(families))
     panel = panels[0][0]
-    for name, family, share, better in mechanisms:
-        x, y = columns.index(name), families.index(family)
+    for name, family, share, found in mechanisms:
+        x, y, better = columns.index(name), families.index(family), found == "better"
         shade = (*to_rgb(COLORS[0]), 0.25 + 0.75 * min(max(share, 0), 1)) if better else "0.93"
         panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=shade, edgecolor="none"))
         weight, color = ("bold", "white" if share > 0.5 else "black") if better else ("normal", "0.45")
-        panel.text(x, y, f"{share:.0%}", ha="center", va="center", fontsize=9, weight=weight, color=color)
+        words = {"not trained": "not\ntrained", "undecided": f"{share:.0%} ?"}.get(found, f"{share:.0%}")
+        panel.text(x, y, words, ha="center", va="center", fontsize=9, weight=weight, color=color, linespacing=0.9)
     panel.set_xticks(range(len(columns)), columns, rotation=30, ha="left")
     panel.set_yticks(range(len(families)), families)
     panel.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(families) - 0.5, -0.5))
     panel.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
     panel.spines[:].set_visible(False)
     panel.grid(visible=False)
-    footnote(picture, "share of the gap closed; blue: better than the same layers without thoughts and all controls")
-    fields = ("task", "family", "closed", "better")
+    note = "share of the gap closed; blue: better than the same layers without thoughts and all controls; ?: undecided"
+    footnote(picture, note)
+    fields = ("task", "family", "closed", "verdict")
     numbers = [dict(zip(fields, mechanism, strict=True)) for mechanism in mechanisms]
     return picture, {"cells": numbers}
 

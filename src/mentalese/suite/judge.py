@@ -6,9 +6,9 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_quantile, summary, wilson_interval
 from mentalese.files import read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
+from mentalese.suite.health import health
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.tasks import Levels
 from mentalese.suite.tasks import task as generated
@@ -30,6 +31,9 @@ from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
+Verdict = Literal["better", "not better", "undecided", "not trained"]
+"""Of a mechanism: better than its twin and all controls; decided that it is not better than one of them; neither yet;
+or idle or collapsed, which is not a verdict on the mechanism (`mentalese.suite.health`)."""
 SOLVED = 0.9
 """The share of the gap from which on a seed has found what the task is about."""
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
@@ -58,6 +62,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, 
     for method, row, values, paths in zip(task.methods, rows, scores, folders):
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
+        condition = {"health": health(paths).to_dict()} if method.role == "mechanism" else {}
         further = {name: summary([further_score(task, name, path) for path in paths]) for name in task.further}
         methods.append(
             {
@@ -80,10 +85,14 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, 
                 "commands": row["commands"],
                 "further": further,
             }
+            | condition
         )
     test = rows[0]["runs"][0]["test"]
     step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
     add_tests(methods, task, step, 1 - 0.05 / looks)
+    if levels.unit != "accuracy":
+        runs = {method.recipe.name: row["runs"] for method, row in zip(task.methods, rows)}
+        add_equal_flops(methods, runs, 1 - 0.05 / looks)
     call = {
         "created": comparison["created"],
         "command": comparison["command"],
@@ -134,6 +143,35 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 one["against"][rival["name"]] = test.to_dict() | found
 
 
+def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float = 0.95) -> None:
+    """Add to each test `at_equal_flops`: the gain in nats per token of validation when both had spent the same FLOPs.
+
+    These are all that the cheaper of the two has spent. The other one's learning curve is read there: its learning rate
+    has not yet fallen to its end, which is to its disadvantage. `None`: no curve of a seed goes so far.
+
+    Args:
+        runs: the results of each method's runs, by name.
+    """
+    for one in methods:
+        for name in one.get("against", {}):
+            budget = min(statistics.fmean(run["flops"] for run in runs[each]) for each in (one["name"], name))
+            own, other = ([nats_at(run, budget) for run in runs[each]] for each in (one["name"], name))
+            pairs = [(a, b) for a, b in zip(own, other) if a is not None and b is not None]
+            if one["against"][name] is not None and len(pairs) >= SEEDS_FOR_A_TEST:
+                gain = paired_t_test([b for _, b in pairs], [a for a, _ in pairs], confidence=confidence)
+                found = {"flops": budget, "gain": gain.difference, "interval": gain.interval, "seeds": gain.n}
+                one["against"][name]["at_equal_flops"] = found | {"conclusive": gain.conclusive}
+
+
+def nats_at(run: Judged, flops: float) -> float | None:
+    """Return a run's validation nats per token when it had spent `flops`; `None` without validations around then."""
+    points = [point for point in run["curve"] if "validation_perplexity" in point]
+    if not points or not points[0]["flops"] <= flops <= 1.01 * points[-1]["flops"]:
+        return None
+    nats = np.log([point["validation_perplexity"] for point in points])
+    return float(np.interp(flops, [point["flops"] for point in points], nats))
+
+
 def solved(shares: Sequence[float]) -> Judged:
     """Return how many of the seeds closed the gap, and the 95% interval of that share."""
     count = sum(share >= SOLVED for share in shares)
@@ -141,20 +179,35 @@ def solved(shares: Sequence[float]) -> Judged:
 
 
 def undecided(judged: Judged) -> list[str]:
-    """Return the names of mechanisms that a test against their twin or a control has not decided."""
+    """Return the names of trained mechanisms that a test against their twin or a control has not decided."""
     return [
         method["name"]
         for method in judged["methods"]
+        if not method.get("health", {}).get("reason")
         if any(test is None or not test["decided"] for test in method.get("against", {}).values())
     ]
 
 
 def stands(method: Judged, methods: Sequence[Judged]) -> bool:
-    """Test if a mechanism, a method of a task in `suite.json`, has a twin and a control and is better than them."""
+    """Test if a mechanism, a method of a task in `suite.json`, is better than its twin and its controls."""
+    return verdict(method, methods) == "better"
+
+
+def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
+    """Return what the tests of a mechanism, a method of a task in `suite.json`, say; of another method `undecided`."""
     tests = method.get("against", {})
+    if method.get("health", {}).get("reason"):
+        return "not trained"
     if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
-        return False
-    return all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())
+        return "undecided"
+    if all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values()):
+        return "better"
+    if any(
+        test and test.get("decided", test["conclusive"]) and not (test["conclusive"] and test["difference"] > 0)
+        for test in tests.values()
+    ):
+        return "not better"
+    return "undecided"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -17,7 +17,7 @@ from mentalese.compare.compare import compare
 from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
-from mentalese.suite.judge import Judged, judge, stands, undecided
+from mentalese.suite.judge import Judged, judge, stands, undecided, verdict
 from mentalese.suite.methods import Method, SuiteTask
 from mentalese.suite.recipes import DEFAULT, SUITE
 
@@ -141,7 +141,7 @@ def suite_page(result: Judged) -> str:
     families = dict.fromkeys(
         method["family"] for role in ("mechanism", "other") for method in methods if method["role"] == role
     )
-    return render("suite.html.j2", result=result, families=families, stands=stands)
+    return render("suite.html.j2", result=result, families=families, stands=stands, verdict=verdict)
 
 
 def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTask]:

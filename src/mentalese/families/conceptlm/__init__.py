@@ -14,6 +14,15 @@ FAMILY = Family(
     },
     grow=f"{_HERE}.config:grown",
     figures=f"{_HERE}.figures:FIGURES",
+    signs={
+        "conceptlm": {
+            "concept_r2": None,
+            "concept_r2_rescaled": 0.05,
+            "codebook_utilisation": 0.1,
+            "code_accuracy": None,
+            "codebook_perplexity": None,
+        }
+    },
     tested={
         "conceptlm/tiny": {"steps": 150},
         "conceptlm/tiny-l1": {},

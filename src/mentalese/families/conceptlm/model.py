@@ -151,19 +151,26 @@ COLLAPSED = 0.25
 
 
 @torch.no_grad()
-def explained(concepts: Concepts, ncp: Tensor) -> Tensor:
-    """Return R^2 of a batch's predicted concepts: 1 - L_NCP / the variance of the targets.
+def explained(concepts: Concepts, ncp: Tensor) -> dict[str, Tensor]:
+    """Return the shares of the variance of a batch's next concepts that predictions explain (R^2).
 
     Returns:
-        A scalar: 1 if all are exact, 0 if they are not better than the mean concept, negative if worse; 0 without two
-        different targets.
+        `concept_r2`: 1 - L_NCP / the variance of the targets: 1 if all are exact, 0 if they are not better than the
+        mean concept, negative if worse. `concept_r2_rescaled`: the same for predictions that have the targets' mean and
+        the best scale. Both are 0 without two different targets.
     """
-    targets, valid = concepts.pooled[:, 1:].float(), concepts.valid
+    targets, predicted, valid = concepts.pooled[:, 1:].float(), concepts.predicted[:, :-1].float(), concepts.valid
     real = targets.new_ones(targets.shape[:2]) if valid is None else valid[:, 1:].float()
-    mean = (targets * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
-    variance = concepts.mean((targets - mean).square().mean(-1))
-    rounding = 1e-12 * mean.square().mean()
-    return torch.where(variance > rounding, 1 - ncp / variance, 0.0)
+
+    def mean(states: Tensor) -> Tensor:
+        return (states * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
+
+    targets, predicted, rounding = targets - mean(targets), predicted - mean(predicted), mean(targets).square().mean()
+    variance, spread = (concepts.mean(states.square().mean(-1)) for states in (targets, predicted))
+    alike = concepts.mean((targets * predicted).mean(-1)).clamp(min=0)
+    varied = variance > 1e-12 * rounding
+    rescaled = torch.where(varied & (spread > 0), alike.square() / (variance * spread), 0.0)
+    return {"concept_r2": torch.where(varied, 1 - ncp / variance, 0.0), "concept_r2_rescaled": rescaled}
 
 
 @torch.no_grad()
@@ -350,7 +357,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the weighted sum of NTP, NCP and VQ (section 3).
 
-        `metrics` holds the three, `explained` as `concept_r2`, and `usage` of this batch's codes and `predicted_codes`.
+        `metrics` holds the three, `explained`, and `usage` of this batch's codes and `predicted_codes`.
         """
         weights = self.target_weights(batch, **settings)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"))
@@ -361,7 +368,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         by_weight = {"ntp": 1.0, "ncp": self.config.ncp_weight, "vq": self.config.vq_weight}
         weighed = [by_weight[name] * value for name, value in losses.items() if by_weight[name]]
         metrics = {name: value.detach() for name, value in losses.items()}
-        metrics["concept_r2"] = explained(concepts, metrics["ncp"])
+        metrics |= explained(concepts, metrics["ncp"])
         if concepts.codes is not None:
             used = usage(concepts.chosen, self.config.num_codes)
             for name in ("utilisation", "perplexity"):

@@ -10,6 +10,7 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"ltm": (f"{_HERE}.config:LTMConfig", f"{_HERE}.model:LTMForCausalLM")},
     figures=f"{_HERE}.figures:FIGURES",
+    signs={"ltm": {"active_units": 0.05, "kl": None, "nll": None, "elbo": None}},
     idle_options={
         "ltm": {
             "window_size": {"window_size": 16},  # rows are shorter than the window

@@ -15,6 +15,7 @@ FAMILY = Family(
         )
     },
     figures=f"{_HERE}.figures:FIGURES",
+    signs={"thought_gestalt": {"memory_gate": None, "next_vector_r2": None}},
     idle_options={
         "thought_gestalt": {"memory_size": {"memory_size": 2}}  # streams are shorter than the memory
     },

@@ -15,5 +15,6 @@ FAMILY = Family(
         )
     },
     figures=f"{_HERE}.figures:FIGURES",
+    signs={"thoughtbubbles": {"streams_per_token": 1.05, "stream_weight": None}},
     tested={"thoughtbubbles/tiny": {"causal": {"selection": "causal"}}},
 )

@@ -1,0 +1,118 @@
+"""The health of a mechanism: what its training came to, and what its thoughts are worth to the trained model.
+
+A mechanism that is idle or has collapsed was not trained: its score is not a verdict on the idea. A run is healthy if
+
+    signs   each figure that its family lists (`Family.signs`) is above the line there, as a mean over the last tenth of
+            the training's log lines
+    worth   its score on test documents falls if it reads the thoughts of another text instead of its own: the 95%
+            interval of the loss over documents, or questions, is above zero (without thoughts, where there is no other)
+
+Both lines are the same for all tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mentalese.evaluation import ablation
+from mentalese.evaluation.options import AblationOptions
+from mentalese.files import read_json, sealed, write_json
+from mentalese.models.saved import load
+from mentalese.registry import families
+from mentalese.training.tracking import read_metrics
+
+DOCUMENTS = 200
+"""Documents, or questions, on which the worth of thoughts is measured."""
+FILE = "health.json"
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a model's score loses without its own thoughts.
+
+    Attributes:
+        thoughts: the thoughts in their place, see `mentalese.nn.controls`.
+        loss: nats per token, or accuracy; above zero if its own thoughts are better.
+        interval: its 95% interval over documents or questions; `None` with too few.
+    """
+
+    thoughts: str
+    loss: float
+    interval: tuple[float, float] | None
+
+    @property
+    def is_seen(self) -> bool:
+        return self.interval is not None and self.interval[0] > 0
+
+
+@dataclass(frozen=True)
+class Health:
+    """The health of a mechanism's runs.
+
+    Attributes:
+        signs: figures of its training, see `Family.signs`, for each seed.
+        worth: for each seed; `None` if the model has no thoughts to replace.
+        healthy: the number of healthy seeds.
+        reason: what most other seeds lack; empty if at least half of the seeds are healthy.
+    """
+
+    signs: dict[str, list[float]]
+    worth: list[Worth | None]
+    healthy: int
+    reason: str
+
+    def to_dict(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+
+def health(runs: Sequence[Path]) -> Health:
+    """Return the health of a mechanism's runs, of which each is a seed."""
+    model_type = read_json(runs[0] / "config.json")["recipe"]["model"]["model_type"]
+    lines = next((family.signs[model_type] for family in families().values() if model_type in family.signs), {})
+    signs = [signs_of(run, lines) for run in runs]
+    worth = [worth_of(run) for run in runs]
+    lacks = [_lacks(sign, value, lines) for sign, value in zip(signs, worth, strict=True)]
+    healthy = lacks.count("")
+    reason = "" if 2 * healthy >= len(runs) else statistics.mode(lack for lack in lacks if lack)
+    names = list(dict.fromkeys(name for sign in signs for name in sign))
+    return Health({name: [sign[name] for sign in signs if name in sign] for name in names}, worth, healthy, reason)
+
+
+def signs_of(run: Path, lines: dict[str, float | None]) -> dict[str, float]:
+    """Return means over the last tenth of a run's log lines; a name in `lines` stands for its parts `NAME.PART` too."""
+    logged = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
+    last = logged[-max(1, len(logged) // 10) :]
+    names = [name for name in last[-1] if name in lines or name.partition(".")[0] in lines]
+    return {name: statistics.fmean(record[name] for record in last) for name in names}
+
+
+def worth_of(run: Path) -> Worth | None:
+    """Return what a run's thoughts are worth, stored in its folder."""
+    path = run / FILE
+    if not path.is_file():
+        saved = load(run)
+        found = None
+        if ablation.has_own_thoughts(saved):
+            ablations = ablation.run(saved, AblationOptions(documents=DOCUMENTS))["ablations"]
+            by_thoughts = {each["thoughts"]: each for each in ablations}
+            other = by_thoughts.get("swapped", by_thoughts["removed"])
+            sign = -1 if saved.layout.questions else 1  # an accuracy falls where nats rise
+            interval = other["interval"] and sorted(sign * bound for bound in other["interval"])
+            found = {"thoughts": other["thoughts"], "loss": sign * other["difference"], "interval": interval}
+        write_json(path, sealed({"worth": found}))
+    stored = read_json(path)["worth"]
+    return stored and Worth(stored["thoughts"], stored["loss"], stored["interval"] and tuple(stored["interval"]))
+
+
+def _lacks(signs: dict[str, float], worth: Worth | None, lines: dict[str, float | None]) -> str:
+    """Return why a run is not healthy, in words; empty if it is."""
+    for name, least in lines.items():
+        if least is not None and name in signs and signs[name] < least:
+            return f"{name.replace('_', ' ')} is below {least:g}"
+    if worth is not None and not worth.is_seen:
+        return "its score does not fall without its own thoughts"
+    return ""
