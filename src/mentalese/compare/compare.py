@@ -13,6 +13,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -36,7 +38,7 @@ from mentalese.screen import progress
 from mentalese.training import loop
 from mentalese.training.parallel import is_main_process
 from mentalese.training.plan import Plan, step_seed
-from mentalese.training.run_folder import RunResult, check_folder
+from mentalese.training.run_folder import RunResult, check_folder, is_run_of
 from mentalese.training.start import outline
 
 Match = Literal["params", "tokens", "flops"]
@@ -71,7 +73,8 @@ _SHARED = (
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
-_MATCHED = (*(f"train.{name}" for name in LENGTHS), "train.early_stopping_patience")
+_LENGTH = (*LENGTHS, "early_stopping_patience")
+_MATCHED = tuple(f"train.{name}" for name in _LENGTH)
 
 
 def compare(
@@ -117,18 +120,14 @@ def compare(
     check_page(out / "report.html", "compare.json")
     tuned_fields = tuned_fields or {}
     _check_tuned(recipes, tuned_fields, match)
-    fit: Fit = lambda recipe: recipe  # noqa: E731
+    fit: Fit = _as_it_is
     if match == "params":
         _check_parameters(recipes, tuned_fields, show)
     elif match is not None:
         recipes = [recipe.replace(train={"early_stopping_patience": None}) for recipe in recipes]
         # Of the first seeds, so that a comparison with more seeds later has the same budget.
         fit = _fit(recipes[0], match, min(seeds, SEEDS_FOR_A_TEST), show)
-    tuned: list[Tuned] = []
-    if tuned_fields:
-        tuned = [
-            Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, tuned_fields), tune_seeds) for recipe in recipes
-        ]
+    tuned = [_tuned(recipe, out, tuned_fields, tune_seeds, fit) for recipe in recipes] if tuned_fields else []
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
     final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
     matched: RunResult = {"by": match}
@@ -174,11 +173,7 @@ def _train(
             work[i] = tuned[i].jobs()
         else:
             final[i] = tuned[i].recipe if tuned else fit(recipes[i])
-            work[i] = [
-                # Trials are first, since others may follow from them.
-                Job(final[i].replace(train={"seed": seed}), run_folder(out, recipes[i].name, seed), priority=1)
-                for seed in _seeds(recipes[i], seeds)
-            ]
+            work[i] = _seed_jobs(final[i], out, seeds)
             for job in work[i]:
                 if tuned:
                     tuned[i].set_aside(job.folder, job.recipe.train.seed)
@@ -197,6 +192,83 @@ def _train(
     run([job for i in range(len(recipes)) for job in begin(i)], then=then)
     reported = [[results[job.folder] or {} for job in work[i]] for i in range(len(recipes))]  # these may not diverge
     return [final[i] for i in range(len(recipes))], reported
+
+
+def _tuned(recipe: Recipe, out: Path, fields: TunedFields, seeds: int, fit: Fit) -> Tuned:
+    return Tuned(recipe, _folder(out, recipe.name), fit, grid(recipe, fields), seeds)
+
+
+def _seed_jobs(recipe: Recipe, out: Path, seeds: int) -> list[Job]:
+    """Return the runs that are reported; trials come before them, since other runs may follow from trials."""
+    return [
+        Job(recipe.replace(train={"seed": seed}), run_folder(out, recipe.name, seed), priority=1)
+        for seed in _seeds(recipe, seeds)
+    ]
+
+
+def _as_it_is(recipe: Recipe) -> Recipe:
+    return recipe
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """Runs of a recipe in a comparison, by the files of a folder.
+
+    Attributes:
+        finished: trials and seeds that have ended.
+        planned: all trials and seeds; more trials are added if the best one is at an edge.
+        seeds: finished runs that are reported.
+        seconds: mean time of a finished run, with its validations and its test; `None` without one.
+    """
+
+    finished: int
+    planned: int
+    seeds: int
+    seconds: float | None
+
+    @property
+    def left(self) -> int:
+        return self.planned - self.finished
+
+
+def count_runs(
+    recipe: Recipe, out: Path, seeds: int, *, tuned_fields: TunedFields | None = None, tune_seeds: int = 1
+) -> RunCounts:
+    """Count the runs that `compare` makes of a recipe, of any length, while they run or after; nothing is trained."""
+    tuned = _tuned(recipe, out, tuned_fields, tune_seeds, _as_it_is) if tuned_fields else None
+    planned, ended = 0, dict[Path, Result]()
+    with suppress(FloatingPointError):  # no trial has a finite loss, and no seeds follow
+        while tuned is not None and tuned.pending:
+            jobs = tuned.jobs()
+            planned += len(jobs)
+            ended |= _ended(jobs)
+            if any(job.folder not in ended for job in jobs):
+                break
+            tuned.add([ended[job.folder] for job in jobs])
+    is_tuned = tuned is None or not tuned.pending
+    reported = _ended(_seed_jobs(recipe if tuned is None else tuned.recipe, out, seeds)) if is_tuned else {}
+    ended |= reported
+    times = [_seconds(folder, result) for folder, result in ended.items() if result is not None]
+    return RunCounts(len(ended), planned + seeds, len(reported), statistics.fmean(times) if times else None)
+
+
+def _ended(jobs: Sequence[Job]) -> dict[Path, Result]:
+    """Return the results of jobs that have ended, whatever their length, by folder."""
+    ended: dict[Path, Result] = {}
+    for job in jobs:
+        if (path := job.folder / "result.json").is_file():
+            result = read_json(path)
+            if is_run_of(job.recipe, result.get("config"), but=_LENGTH):
+                ended[job.folder] = result
+        elif job.may_diverge and path.with_name("diverged.json").is_file():
+            ended[job.folder] = None
+    return ended
+
+
+def _seconds(folder: Path, result: RunResult) -> float:
+    """Return the time of a finished run; of one that was continued, the last part or all steps, whichever is longer."""
+    began, ended = ((folder / name).stat().st_mtime for name in ("config.json", "result.json"))
+    return max(float(result["seconds"]), ended - began)
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Fit:

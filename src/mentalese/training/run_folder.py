@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
     """Return the result of a finished run of this recipe, if `out` contains one."""
     path = out / "result.json"
     result = read_json(path) if path.is_file() else {}
-    if not _is_same(result.get("config"), recipe):
+    if not is_run_of(recipe, result.get("config")):
         return None
     check_inputs(recipe, out, result, source_fingerprint=source_fingerprint(recipe.data))
     return result
@@ -85,15 +85,18 @@ def _saved_recipe(saved: RunResult | None) -> Recipe | None:
         return None
 
 
-def _is_same(saved: RunResult | None, recipe: Recipe) -> bool:
+def is_run_of(recipe: Recipe, saved: RunResult | None, *, but: Sequence[str] = ()) -> bool:
+    """Test if a saved recipe is this one; fields of `train` in `but` may differ."""
     other = _saved_recipe(saved)
-    return other is not None and other.fingerprint() == recipe.fingerprint()
+    if other is None:
+        return False
+    return other.fingerprint() == recipe.replace(train={name: getattr(other.train, name) for name in but}).fingerprint()
 
 
 def same_run(recipe: Recipe, out: Path) -> bool:
     """Test if `out` contains a run of this recipe, finished or not."""
     path = out / "config.json"
-    return path.is_file() and _is_same(read_json(path).get("recipe"), recipe)
+    return path.is_file() and is_run_of(recipe, read_json(path).get("recipe"))
 
 
 def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -107,7 +110,7 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     saved = read_json(path)
     is_run = "fingerprint" in saved and isinstance(saved.get("recipe"), dict)
     require(is_run, "--out", str(out), "it contains a model and no run, use another folder")
-    if not _is_same(saved["recipe"], recipe):
+    if not is_run_of(recipe, saved["recipe"]):
         other = _saved_recipe(saved["recipe"])
         changed = _changes(other.to_dict() if other else saved["recipe"], recipe.to_dict())
         raise InputError(f"{out} contains another run ({changed}): undo the change to resume it, or use another --out")
