@@ -238,8 +238,8 @@ def text(size: float) -> SuiteTask:
     plain = {"model_type": "ltm", **shape, "max_position_embeddings": context, "window_size": 64, "num_latents": 0}
     thinking = plain | {"num_latents": 2 * layers} | INFERENCE
 
-    packed = replace(
-        documents("text", "text", int(10_000_000 * size)),
+    packed = documents("text", "text", int(10_000_000 * size)).replace(
+        train={"checkpoint_every": 100, "keep_checkpoints": 1},  # a run takes half an hour or more
         data=DataConfig(source=corpus, tokenizer="bpe:4096"),
         layout=Packed(sequence_length=context, batch_size=16),
         evaluation=EvaluationConfig(context_length=context, stride=context - 1, max_documents=8),
