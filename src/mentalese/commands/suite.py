@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ class Options:
         executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
             machines have to see the output folder.
         out: the folder of all runs, of suite.json and of suite.html; the same command continues there.
+        status: only print how far the tasks in the folder are, also while another process runs them.
         json: print the result as JSON.
     """
 
@@ -42,10 +44,14 @@ class Options:
     executor: str | None = None
     size: PositiveNumber = 1.0
     out: Place = Path("runs/suite")
+    status: bool = False
     json: bool = False
 
 
 def run(options: Options) -> None:
+    if options.status:
+        print_status(options)
+        return
     from mentalese.suite.run import run_suite
 
     with only_result_on_stdout():
@@ -78,3 +84,16 @@ def run(options: Options) -> None:
     ]
     print_table(("method", "role", "gap closed", "95% over seeds", "solved", "score", "learning rate"), rows)
     print(f"\n{options.out / 'suite.html'} shows all of it")
+
+
+def print_status(options: Options) -> None:
+    """Print a row for each task: its runs, seeds and verdicts, and the time left."""
+    from mentalese.suite.run import Schedule
+    from mentalese.suite.status import HEADER, read_status
+
+    schedule = Schedule.of(options.trials, options.tune_seeds, options.seeds)
+    tasks = read_status(options.tasks, options.out, schedule, recipes=options.methods, size=options.size)
+    if options.json:
+        print_json([dataclasses.asdict(task) for task in tasks])
+        return
+    print_table(HEADER, [task.row for task in tasks])

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
-import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mentalese.compare.compare import compare
+from mentalese.compare.compare import RunCounts, compare, count_runs
 from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
@@ -29,6 +28,89 @@ VERSION = 3
 """Version of `suite.json`; one of another version is written again."""
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """Numbers of runs of every method.
+
+    Attributes:
+        rates: learning rates that are tried; none: each method has its own.
+        tune_seeds: runs of each of these rates.
+        looks: runs after tuning: of the first look at a task, and of each later one.
+    """
+
+    rates: tuple[float, ...]
+    tune_seeds: int
+    looks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, trials: int = 3, tune_seeds: int = 3, seeds: int | None = None) -> Schedule:
+        """Return the schedule of these options of `run_suite`."""
+        require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
+        looks = SEEDS if seeds is None else (seeds,)
+        return cls(tuple(sorted(RATES[:trials])), tune_seeds, looks) if trials > 1 else cls((), 1, looks)
+
+    @property
+    def tuned_fields(self) -> dict[str, list[str]] | None:
+        return {"optimizer.learning_rate": [f"{rate:g}" for rate in self.rates]} if self.rates else None
+
+
+@dataclass(frozen=True)
+class Look:
+    """A comparison that is next for a task.
+
+    Attributes:
+        task: the task, with the methods that are compared: all, or mechanisms that are not decided and their rivals.
+        seeds: runs per method.
+        undecided: number of mechanisms that it may decide.
+        counts: runs of each method, by its name.
+    """
+
+    task: SuiteTask
+    seeds: int
+    undecided: int
+    counts: Mapping[str, RunCounts]
+
+    @property
+    def runs_left(self) -> int:
+        return sum(count.left for count in self.counts.values())
+
+    @property
+    def seconds_left(self) -> float:
+        """CPU time of the runs left, by finished runs of the same methods; others are not counted."""
+        return sum(count.left * (count.seconds or 0.0) for count in self.counts.values())
+
+
+def next_look(task: SuiteTask, judged: Judged | None, out: Path, schedule: Schedule) -> Look | None:
+    """Return the next look at a task; `None` if all mechanisms are decided, or have as many seeds as they get.
+
+    Args:
+        judged: the task after the last look; `None` before the first.
+    """
+    if judged is None:
+        mechanisms, part, seeds = [m for m in task.methods if m.role == "mechanism"], task, schedule.looks[0]
+    else:
+        names, done = undecided(judged), max(len(method["closed"]["seeds"]) for method in judged["methods"])
+        mechanisms = [method for method in task.methods if method.recipe.name in names]
+        more = [count for count in schedule.looks if count > done]
+        if not mechanisms or not more:
+            return None
+        # The first method sets the FLOPs of all, so such a task is run again as a whole.
+        part, seeds = task if task.match else replace(task, methods=_with_rivals(task, mechanisms)), more[0]
+    counts = {method.recipe.name: count_method(method, out / task.name, seeds, schedule) for method in part.methods}
+    return Look(part, seeds, len(mechanisms), counts)
+
+
+def count_method(method: Method, folder: Path, seeds: int, schedule: Schedule) -> RunCounts:
+    """Count the runs of a method in the folder of its task."""
+    fields, tune_seeds = schedule.tuned_fields, schedule.tune_seeds
+    return count_runs(method.recipe, folder, seeds, tuned_fields=fields, tune_seeds=tune_seeds)
+
+
+def most_to_gain(looks: Sequence[Look]) -> Look:
+    """Return the look with the most undecided mechanisms per CPU second; of equal ones the first."""
+    return max(looks, key=lambda look: look.undecided / (look.seconds_left or 1e-9))
+
+
 def run_suite(
     names: Sequence[str],
     out: Path,
@@ -42,7 +124,9 @@ def run_suite(
     size: float = 1.0,
     show: bool = True,
 ) -> Judged:
-    """Run tasks and write `suite.json` and `suite.html` into `out` after each task, including tasks of earlier calls.
+    """Run tasks and write `suite.json` and `suite.html` into `out` after each look, including tasks of earlier calls.
+
+    Every task has its first look, in the order of names. Then the look is next that has the most to gain.
 
     Args:
         names: names of tasks; empty: all generated tasks.
@@ -61,55 +145,56 @@ def run_suite(
     Raises:
         InputError: an unknown task, or a number out of range; errors of `compare`.
     """
-    for name in names:
-        require(name in SUITE, "tasks", name, f"use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
-    require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
-    require(0.25 <= size <= 64, "size", size, "use 0.25 to 64")
+    tasks = tasks_of(names, recipes, size)
+    schedule = Schedule.of(trials, tune_seeds, seeds)
     check_page(out / "suite.html", "suite.json")
-    rates = {"optimizer.learning_rate": [f"{rate:g}" for rate in sorted(RATES[:trials])]} if trials > 1 else None
-    counts = SEEDS if seeds is None else (seeds,)
+    result: Judged = {}
+    judged: dict[str, Judged] = {}
+    looks: dict[str, Look] = {}
 
-    def run(task: SuiteTask, count: int) -> Judged:
+    def take(task: SuiteTask, part: SuiteTask, count: int) -> None:
+        nonlocal result
         comparison = compare(
-            [method.recipe for method in task.methods],
+            [method.recipe for method in part.methods],
             out / task.name,
             match=task.match,
             seeds=count,
-            tuned_fields=rates,
-            tune_seeds=1 if rates is None else tune_seeds,
+            tuned_fields=schedule.tuned_fields,
+            tune_seeds=schedule.tune_seeds,
             jobs=jobs,
             executor=executor,
             show=show,
         )
-        return judge(task, comparison, out / task.name, size, looks=len(counts))
+        found = judge(part, comparison, out / task.name, size, looks=len(schedule.looks))
+        judged[task.name] = found = _updated(judged.get(task.name), found)
+        following = next_look(task, found, out, schedule)
+        if following is not None:
+            looks[task.name] = following
+            if following.task is not task:
+                _keep_report(found, out, count)
+        # If all of its runs are there, an earlier call has published more.
+        if following is None or following.runs_left:
+            result = write_suite([found], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
-    result: Judged = {}
-    for task in _tasks([SUITE[name](size) for name in names or DEFAULT], recipes):
-        judged = run(task, counts[0])
-        for count, more in itertools.pairwise(counts):
-            names = undecided(judged)
-            if not names:
-                break
-            # The first method sets the FLOPs of all, so such a task is run again as a whole.
-            still_open = [method for method in task.methods if method.recipe.name in names]
-            part = task if task.match else replace(task, methods=_with_rivals(task, still_open))
-            if part is not task:
-                _keep_report(judged, out, count)
-            judged = _updated(judged, run(part, more))
-        result = write_suite([judged], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    for task in tasks:
+        take(task, task, schedule.looks[0])
+    while looks:
+        look = most_to_gain([looks[task.name] for task in tasks if task.name in looks])
+        del looks[look.task.name]
+        take(next(task for task in tasks if task.name == look.task.name), look.task, look.seeds)
     return result
 
 
 def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
-    """Rename the files of a comparison, which the comparison of some of its methods with more seeds would replace."""
+    """Copy the files of a comparison, which the comparison of some of its methods with more seeds will replace."""
     for file in (out / judged["name"] / "compare.json", report := out / judged["calls"][-1]["report"]):
-        file.replace(file.with_stem(f"{file.stem}-{seeds}-seeds"))
+        write_text(file.with_stem(f"{file.stem}-{seeds}-seeds"), file.read_text(encoding="utf-8"))
     judged["calls"][-1]["report"] = f"{judged['name']}/{report.stem}-{seeds}-seeds.html"
 
 
-def _updated(judged: Judged, later: Judged) -> Judged:
+def _updated(judged: Judged | None, later: Judged) -> Judged:
     """Return a judged task with the methods that have more seeds since, and their call."""
-    if len(later["methods"]) == len(judged["methods"]):
+    if judged is None or len(later["methods"]) == len(judged["methods"]):
         return later
     methods = {method["name"]: method for method in later["methods"]}
     kept = [methods.get(method["name"], method) for method in judged["methods"]]
@@ -125,14 +210,18 @@ def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...
 
 def write_suite(judged: Sequence[Judged], out: Path, created: str) -> Judged:
     """Write `suite.json` and its page into `out`: tasks, and all others that are there; return its content."""
-    path = out / "suite.json"
-    stored = read_json(path) if path.is_file() else {}
-    earlier = stored["tasks"] if stored.get("version") == VERSION else []
-    tasks = {task["name"]: task for task in (*earlier, *judged)}
+    tasks = stored_tasks(out) | {task["name"]: task for task in judged}
     result = {"version": VERSION, "created": created, "tasks": [tasks[name] for name in SUITE if name in tasks]}
-    write_json(path, sealed(result))
+    write_json(out / "suite.json", sealed(result))
     write_text(out / "suite.html", suite_page(result))
     return result
+
+
+def stored_tasks(out: Path) -> dict[str, Judged]:
+    """Return the tasks of `suite.json` in a folder by name; none of another version."""
+    path = out / "suite.json"
+    stored = read_json(path) if path.is_file() else {}
+    return {task["name"]: task for task in stored["tasks"]} if stored.get("version") == VERSION else {}
 
 
 def suite_page(result: Judged) -> str:
@@ -144,14 +233,18 @@ def suite_page(result: Judged) -> str:
     return render("suite.html.j2", result=result, families=families, stands=stands, verdict=verdict)
 
 
-def _tasks(tasks: Sequence[SuiteTask], patterns: Sequence[str]) -> list[SuiteTask]:
-    """Return the tasks with the methods that match a pattern, and their twins and controls."""
+def tasks_of(names: Sequence[str], patterns: Sequence[str] = (), size: float = 1.0) -> list[SuiteTask]:
+    """Return the tasks of these names, with the methods that match a pattern, and their twins and controls."""
+    for name in names:
+        require(name in SUITE, "tasks", name, f"use some of {', '.join(SUITE)}{nearest(name, SUITE)}")
+    require(0.25 <= size <= 64, "size", size, "use 0.25 to 64")
+    tasks = [SUITE[name](size) for name in names or DEFAULT]
     if not patterns:
-        return list(tasks)
-    names = dict.fromkeys(method.name for task in tasks for method in task.methods)
+        return tasks
+    every = dict.fromkeys(method.name for task in tasks for method in task.methods)
     for pattern in patterns:
-        remedy = f"use names of methods of {', '.join(task.name for task in tasks)}{nearest(pattern, names)}"
-        require(bool(fnmatch.filter(names, pattern)), "recipes", pattern, remedy)
+        remedy = f"use names of methods of {', '.join(task.name for task in tasks)}{nearest(pattern, every)}"
+        require(bool(fnmatch.filter(every, pattern)), "recipes", pattern, remedy)
     selection = []
     for task in tasks:
         matches = [m for m in task.methods if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
