@@ -26,6 +26,7 @@ HARDER = {
     "composition": "length=9-16",
     "expressions": "depth=5-6",
     "phrases": "length=32",
+    "concepts": "length=32",
 }
 
 
@@ -109,6 +110,11 @@ def test_bad_names_are_refused_with_a_remedy(spec: str, message: str) -> None:
         ("topics:window=65", "builtin:topics.window"),
         ("phrases:words=2", "builtin:phrases.words"),
         ("phrases:order=65", "builtin:phrases.order"),
+        ("concepts:words=5", "builtin:concepts.words"),
+        ("concepts:phrases=25", "builtin:concepts.phrases"),
+        ("concepts:tokens=6", "builtin:concepts.tokens"),
+        ("concepts:order=65", "builtin:concepts.order"),
+        ("concepts:memory=3", "builtin:concepts.memory"),
         ("reachability:hops=2", "builtin:reachability.hops"),
         ("reachability:hops=7,facts=words", "builtin:reachability.hops"),
         ("reachability:hops=4-3", "builtin:reachability.hops"),

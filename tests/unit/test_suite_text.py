@@ -1,4 +1,4 @@
-"""`topics` and `phrases`: likelihoods against enumeration of everything hidden, and against independent samples."""
+"""Tasks of text that are Markov chains: likelihoods against enumeration of everything hidden, and other samples."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mentalese.suite.tasks.base import MarkovText
+from mentalese.suite.tasks.concepts import Concepts
 from mentalese.suite.tasks.phrases import Phrases
 from mentalese.suite.tasks.topics import Topics
 
@@ -18,6 +19,8 @@ TINY: dict[str, MarkovText] = {
     "unigram": Topics(topics=2, symbols=3, length=5, table="unigram"),
     "phrases": Phrases(concepts=2, phrases=2, tokens=2, words=3, length=3),
     "shared beginnings": Phrases(concepts=3, phrases=2, tokens=2, words=4, length=2),
+    "concepts": Concepts(concepts=2, phrases=2, tokens=2, words=4, length=3, lead=0),
+    "some orders": Concepts(concepts=3, phrases=1, tokens=2, words=4, length=3, lead=0, memory=1),
 }
 
 
@@ -31,11 +34,13 @@ def joint(task: MarkovText, ids: tuple[int, ...]) -> float:
         return total
     assert isinstance(task, Phrases)
     total = 0.0
-    for concepts in product(range(task.concepts), repeat=task.length):
-        probability = math.prod(task.chain[a, b] for a, b in pairwise(concepts)) / task.concepts
-        for i, concept in enumerate(concepts):
+    for states in product(range(len(task.chain)), repeat=task.length):
+        probability = (states[0] < task.concepts) / task.concepts
+        probability *= math.prod(task.chain[a, b] for a, b in pairwise(states))
+        for i, state in enumerate(states if probability else ()):
             words = ids[i * task.tokens : (i + 1) * task.tokens]
-            probability *= sum(tuple(phrase) == words for phrase in task.table[concept].tolist()) / task.phrases
+            phrases = task.table[task.written[state]].tolist()
+            probability *= sum(tuple(phrase) == words for phrase in phrases) / task.phrases
         total += probability
     return total
 
@@ -88,6 +93,79 @@ def test_a_wider_window_is_a_lower_floor() -> None:
         assert floors[0] > floors[-1] + 0.1
 
 
+@pytest.mark.parametrize("name", ["phrases", "concepts", "some orders"])
+def test_ceiling_is_the_share_of_variance_that_prefixes_explain(name: str) -> None:
+    """By enumeration: mean one-hot words of each phrase, and their expectation given all words before."""
+    task = TINY[name]
+    assert isinstance(task, Phrases)
+    every = {ids: joint(task, ids) for ids in product(range(task.words), repeat=task.length * task.tokens)}
+    possible = [(ids, probability) for ids, probability in every.items() if probability > 0]
+    weights = np.array([probability for _, probability in possible])
+    targets = np.eye(task.words)[[ids for ids, _ in possible]]
+    targets = targets.reshape(len(weights), task.length, task.tokens, task.words).mean(2)
+    error = 0.0
+    for place in range(task.length):
+        prefixes = [ids[: place * task.tokens] for ids, _ in possible]
+        for prefix in set(prefixes):
+            same = np.array([prefix == other for other in prefixes])
+            expected = weights[same] @ targets[same, place] / weights[same].sum()
+            error += float(weights[same] @ ((targets[same, place] - expected) ** 2).sum(1))
+    total = float(weights @ ((targets - np.tensordot(weights, targets, 1).mean(0)) ** 2).sum((1, 2)))
+    assert task.ceiling == pytest.approx(1 - error / total)
+
+
+def test_ceiling_is_the_r2_of_counted_means_on_random_embeddings() -> None:
+    """Of the default task, next phrases are predicted by the mean of the training phrases after the same two."""
+    task = Concepts()
+    embeddings = np.random.default_rng(0).normal(size=(task.words, 256))
+    sets = np.sort(task.table[:, 0], axis=1).tolist()
+
+    def phrases(key: str) -> tuple[np.ndarray, np.ndarray]:
+        ids = task.sample(key, 4000).reshape(-1, task.length, task.tokens)
+        concepts = np.array([[sets.index(phrase) for phrase in row] for row in np.sort(ids, axis=2).tolist()])
+        before = np.pad(concepts, ((0, 0), (1, 0)))[:, :-1]
+        return before[:, :-1] * task.concepts + concepts[:, :-1], embeddings[ids].mean(2)
+
+    (pairs, trained), (test_pairs, targets) = phrases("train"), phrases("test")
+    after = np.zeros((task.concepts**2, 256))
+    np.add.at(after, pairs, trained[:, 1:])
+    after /= np.maximum(np.bincount(pairs.ravel(), minlength=len(after)), 1)[:, None]
+    error = ((targets[:, 1:] - after[test_pairs]) ** 2).sum() + ((targets[:, 0] - trained[:, 0].mean(0)) ** 2).sum()
+    assert 1 - error / ((targets - targets.mean((0, 1))) ** 2).sum() == pytest.approx(task.ceiling, abs=0.02)
+
+
+def test_oracle_reads_exact_predictions_and_the_words_of_the_phrase() -> None:
+    """With a whole phrase visible nothing is missing; with one word the same follows from enumeration."""
+    whole = Concepts(length=4, order=4)
+    assert whole.oracle() == pytest.approx(whole.levels().optimum)
+    task = Concepts(concepts=2, phrases=2, tokens=2, words=4, length=3, lead=0, order=1)
+    every = {ids: joint(task, ids) for ids in product(range(task.words), repeat=6)}
+    nats = []
+    for ids in task.ids("test").tolist():
+        for place, word in enumerate(ids):
+            known, offset = tuple(ids[: place - place % 2]), place % 2
+            prefix = [(other, p) for other, p in every.items() if p and other[: len(known)] == known]
+            same = sum(p for other, p in prefix if other[len(known) + offset] == word)
+            nats.append(-math.log(same / sum(p for _, p in prefix)))
+    assert task.oracle() == pytest.approx(np.mean(nats))
+
+
+def test_concepts_reward_prediction() -> None:
+    task = Concepts()
+    assert task.levels().closed(task.oracle()) > 1 / 3
+    assert all(Concepts(seed=seed).ceiling > 0.4 for seed in range(10))
+    assert Phrases(concepts=8, phrases=8).ceiling < 0.05
+
+
+def test_orders_of_a_concept_are_of_one_set_of_words() -> None:
+    for task in (Concepts(), Concepts(phrases=5, concepts=12, words=8)):
+        sets = np.sort(task.table, axis=2)
+        assert (sets == sets[:, :1]).all()
+        assert len({tuple(words) for words in sets[:, 0].tolist()}) == task.concepts
+        for orders in task.table.tolist():
+            assert len({tuple(words) for words in orders}) == task.phrases
+
+
 def test_counted_bigram_reaches_exactly_the_floor() -> None:
     task = Topics(length=32)
     ids, test, words = task.ids("train"), task.ids("test"), task.symbols
@@ -108,12 +186,14 @@ def test_documents_of_another_sampler_cost_as_much() -> None:
             found += rng.choices(range(len(table)), table[found[-1]].tolist())
         return found
 
-    topics, phrases = Topics(length=16), Phrases(length=4)
-    drawn: list[tuple[MarkovText, list[list[int]]]] = [(topics, []), (phrases, [])]
+    topics, phrases, pairs = Topics(length=16), Phrases(length=4), Concepts(length=4, lead=0)
+    drawn: list[tuple[MarkovText, list[list[int]]]] = [(topics, []), (phrases, []), (pairs, [])]
     for _ in range(2000):
         drawn[0][1].append(walk(topics.tables[rng.randrange(8)], rng.randrange(32), 16))
         concepts = walk(phrases.chain, rng.randrange(16), 4)
         drawn[1][1].append([word for c in concepts for word in phrases.table[c, rng.randrange(16)].tolist()])
+        states = walk(pairs.chain, rng.randrange(24), 4)
+        drawn[2][1].append([word for s in states for word in rng.sample(pairs.table[s % 24, 0].tolist(), 4)])
     for task, documents in drawn:
         nats = -task.log_marginal(np.array(documents), 0, 16) / 16
         assert abs(task.levels().optimum - nats.mean()) < 4 * nats.std() * math.sqrt(1 / 1000 + 1 / 2000)

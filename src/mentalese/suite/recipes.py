@@ -16,10 +16,11 @@ from collections.abc import Callable
 
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.questions import composition, expressions, reachability
-from mentalese.suite.texts import composed, phrases, recall, text, topics
+from mentalese.suite.texts import composed, concepts, phrases, recall, text, topics
 
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
-    made.__name__: made for made in (topics, recall, phrases, reachability, expressions, composition, composed, text)
+    made.__name__: made
+    for made in (topics, recall, phrases, concepts, reachability, expressions, composition, composed, text)
 }
 """By task; the argument is the size, 1 by default: it scales width, text and questions."""
 

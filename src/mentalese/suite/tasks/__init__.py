@@ -8,6 +8,7 @@ from __future__ import annotations
 from mentalese.errors import nearest, require
 from mentalese.suite.tasks.base import Levels, Task
 from mentalese.suite.tasks.composition import Composition
+from mentalese.suite.tasks.concepts import Concepts
 from mentalese.suite.tasks.expressions import Expressions
 from mentalese.suite.tasks.phrases import Phrases
 from mentalese.suite.tasks.reachability import Reachability
@@ -18,7 +19,7 @@ from mentalese.values import checked
 __all__ = ["TASKS", "Levels", "Task", "task"]
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Topics, Recall, Reachability, Composition, Expressions, Phrases)
+    task.name: task for task in (Topics, Recall, Reachability, Composition, Expressions, Phrases, Concepts)
 }
 
 

@@ -75,12 +75,15 @@ class Phrases(MarkovText):
     def sentence(self) -> int:
         return 4 * self.tokens
 
+    @property
+    def written(self) -> np.ndarray:
+        """The concept that each state of the chain writes, int64 [states]; here the states are the concepts."""
+        return np.arange(self.concepts)
+
     @cached_property
     def chain(self) -> np.ndarray:
-        """p(next concept | concept), [concepts, concepts]."""
-        chance = uniforms(self.key("chain", self.concepts), self.concepts, self.concepts)
-        weights = (-np.log1p(-chance)) ** SPREAD
-        return weights / weights.sum(1, keepdims=True)
+        """p(next state | state), [states, states]."""
+        return peaked(self.key("chain", self.concepts), self.concepts, self.concepts, SPREAD)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -97,36 +100,83 @@ class Phrases(MarkovText):
 
     @cached_property
     def marginals(self) -> np.ndarray:
-        """p(concept), nothing else known, [length, concepts]; the first one is uniform."""
-        distributions = [np.full(self.concepts, 1 / self.concepts)]
+        """p(state), nothing else known, [length, states]; documents begin with one of the first `concepts` states."""
+        distributions = [np.repeat((1 / self.concepts, 0.0), (self.concepts, len(self.written) - self.concepts))]
         for _ in range(self.length - 1):
             distributions.append(distributions[-1] @ self.chain)
         return np.stack(distributions)
 
+    @property
+    def ceiling(self) -> float:
+        """The largest R^2 of a prediction of the next phrase's mean word embedding, all words before it known.
+
+        Exact for random independent embeddings, whose mean varies as the counts of the words do, and for phrases that
+        tell their concept. The first phrase of a document cannot be predicted.
+        """
+        counts = (self.table[..., None] == np.arange(self.words)).sum(2)  # [concepts, phrases, words]
+        square = (counts**2).sum(-1).mean(1)[self.written]
+        mean = counts.mean(1)[self.written]  # [states, words]
+        expected = self.chain @ mean
+        explained = ((self.marginals[0] @ mean) ** 2).sum() + (self.marginals[:-1] @ (expected**2).sum(1)).sum()
+        total = (self.marginals @ square).sum()
+        constant = self.length * ((self.marginals @ mean).mean(0) ** 2).sum()
+        return float((explained - constant) / (total - constant))
+
+    def oracle(self) -> float:
+        """Return the score of the floor's reader if it also has the exact prediction of each phrase.
+
+        Its words before the phrase tell nothing more; of the phrase it sees what the floor sees.
+        """
+        ids = self.ids("test")
+        length = ids.shape[1]
+        states = np.broadcast_to(self.marginals[0], (len(ids), self.chain.shape[0]))
+        total = 0.0
+        for place in range(0, length, self.tokens):
+            for last in range(place, place + self.tokens):
+                start = max(place, last - self.visible)
+                seen, known = self._read(ids, start, last, states)[0], self._read(ids, start, last + 1, states)[0]
+                total += float((seen - known).mean())
+            states = self._read(ids, place, place + self.tokens, states)[1] @ self.chain
+        return total / (length + self.lead)
+
     def sample(self, key: str, documents: int) -> np.ndarray:
         chance = uniforms(key, 2, self.length, documents)
-        concept = (chance[0, 0] * self.concepts).astype(np.int64)
+        state = (chance[0, 0] * self.concepts).astype(np.int64)
         words = []
         for place in range(self.length):
             if place:
-                concept = draw(self.chain[concept], chance[0, place])
-            words.append(self.table[concept, (chance[1, place] * self.phrases).astype(np.int64)])
+                state = draw(self.chain[state], chance[0, place])
+            words.append(self.table[self.written[state], (chance[1, place] * self.phrases).astype(np.int64)])
         return np.concatenate(words, axis=1)
 
     def log_marginal(self, ids: np.ndarray, start: int, stop: int) -> np.ndarray:
-        total = np.zeros(len(ids))
         first = self.marginals[min(start // self.tokens, self.length - 1)]
-        concepts = np.broadcast_to(first, (len(ids), self.concepts))
+        return self._read(ids, start, stop, np.broadcast_to(first, (len(ids), len(first))))[0]
+
+    def _read(self, ids: np.ndarray, start: int, stop: int, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return log p(x_start .. x_{stop-1}) and p(state) of the phrase of the last word, given these words.
+
+        Args:
+            states: p(state) of the phrase of the first word, [documents, states].
+        """
+        total = np.zeros(len(ids))
         place = start
         while place < stop:
+            states = states if place == start else states @ self.chain
             offset = place % self.tokens
             end = min(stop, place - offset + self.tokens)
             visible = self.table[:, :, offset : offset + end - place]
             # p(words | concept), [documents, concepts]
             fits = (ids[:, None, None, place:end] == visible).all(-1).mean(-1)
-            joint = concepts * fits
+            joint = states * fits[:, self.written]
             likelihood = joint.sum(1, keepdims=True)
             total += np.log(likelihood[:, 0])
-            concepts = joint / likelihood @ self.chain
+            states = joint / likelihood
             place = end
-        return total
+        return total, states
+
+
+def peaked(key: str, rows: int, outcomes: int, spread: int) -> np.ndarray:
+    """Return random distributions [rows, outcomes]: weights are exponential variates to the power `spread`."""
+    weights = (-np.log1p(-uniforms(key, rows, outcomes))) ** spread
+    return weights / weights.sum(1, keepdims=True)
