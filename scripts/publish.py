@@ -26,7 +26,7 @@ from mentalese.suite.recipes import SUITE
 from mentalese.suite.run import VERSION, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
-_SAME = ("spec", "scored", "match", "seeds", "size", "step", "levels")
+_SAME = ("spec", "scored", "seeds", "size", "step", "levels")
 """Fields in which two calls of a task must agree, for their methods to be in one table."""
 UNPUBLISHED = ("curve", "samples")
 """Parts of a run that its command makes again, and that no table needs."""
@@ -45,13 +45,14 @@ def publish(folder: Path, names: list[str], results: Path, *, join: bool = False
     texts, judged = {}, []
     for name in names:
         task, place = tasks[name], name
-        [call] = task["calls"]
         if earlier := published.get(name):
-            place = _new_place(name, call, earlier)
-        call["report"] = f"{place}/compare.json"
+            place = _new_place(name, task["calls"][0], earlier)
+        for call in task["calls"]:
+            file = Path(call["report"]).with_suffix(".json").name.replace("report", "compare")
+            call["report"] = f"{place}/{file}"
+            compared = json.loads(_portable(folder / name / file))
+            texts[results / place / file] = compact_json(without_curves(compared)) + "\n"
         judged.append(joined(task, earlier) if earlier else task)
-        compared = json.loads(_portable(folder / name / "compare.json"))
-        texts[results / place / "compare.json"] = compact_json(without_curves(compared)) + "\n"
     texts[suites[1]] = compact_json(write_suite(judged, results, found["created"])) + "\n"
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from comparisons import compare, run
 from mentalese import cli
-from mentalese.compare.compare import RunCounts, count_runs
+from mentalese.compare.compare import RunCounts, count_runs, run_folder
 from mentalese.files import write_json
 from mentalese.recipe import Recipe
+from mentalese.suite import judge as suite_judge
 from mentalese.suite import run as suite_run
+from mentalese.suite.health import Health
 from mentalese.suite.recipes import SUITE
 from mentalese.suite.run import Look, Schedule, most_to_gain, run_suite
 from mentalese.suite.status import TaskStatus, read_status
@@ -50,6 +52,7 @@ class Suite:
         self.published: list[dict[str, int]] = []
         monkeypatch.setattr(suite_run, "compare", self.compare)
         monkeypatch.setattr(suite_run, "SEEDS", SEEDS)
+        monkeypatch.setattr(suite_judge, "health", lambda runs: Health({}, [None for _ in runs], len(runs), ""))
         monkeypatch.setattr("mentalese.compare.compare.report", lambda *_: "a report")
 
     def run(self) -> dict[str, Any]:
@@ -198,10 +201,7 @@ def test_runs_of_other_recipes_do_not_count(tmp_path: Path, monkeypatch: pytest.
     [method, *_] = SUITE[SMALL](1.0).methods
     recipe, fields = method.recipe, {"optimizer.learning_rate": ["1e-3", "2.5e-3"]}
     for seed in range(2):
-        suite.train(
-            recipe.replace(train={"seed": seed, "epochs": 9.0}),
-            tmp_path / recipe.name.replace("/", "-") / f"seed-{seed}",
-        )
+        suite.train(recipe.replace(train={"seed": seed}), run_folder(tmp_path, recipe.name, seed))
     assert count_runs(recipe, tmp_path, 3) == RunCounts(finished=2, planned=3, seeds=2, seconds=360.0)
     assert count_runs(recipe.replace(model={"n_embd": 16}), tmp_path, 3).finished == 0
     for name in ("1e-3", "2.5e-3"):

@@ -21,7 +21,7 @@ class Options:
     Attributes:
         tasks: the tasks; all, if none is named.
         methods: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
-            controls; the first one left sets the training FLOPs of text.
+            controls.
         trials: learning rates tried with every method; 1: its own, untuned.
         tune_seeds: runs of each of these rates, whose mean likelihood decides.
         seeds: runs per method after tuning; not set: 5, and for mechanisms that are not decided against their twin and

@@ -73,8 +73,7 @@ _SHARED = (
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
-_LENGTH = (*LENGTHS, "early_stopping_patience")
-_MATCHED = tuple(f"train.{name}" for name in _LENGTH)
+_MATCHED = (*(f"train.{name}" for name in LENGTHS), "train.early_stopping_patience")
 
 
 def compare(
@@ -234,7 +233,7 @@ class RunCounts:
 def count_runs(
     recipe: Recipe, out: Path, seeds: int, *, tuned_fields: TunedFields | None = None, tune_seeds: int = 1
 ) -> RunCounts:
-    """Count the runs that `compare` makes of a recipe, of any length, while they run or after; nothing is trained."""
+    """Count the runs that `compare` makes of a recipe as it is, while they run or after; nothing is trained."""
     tuned = _tuned(recipe, out, tuned_fields, tune_seeds, _as_it_is) if tuned_fields else None
     planned, ended = 0, dict[Path, Result]()
     with suppress(FloatingPointError):  # no trial has a finite loss, and no seeds follow
@@ -253,12 +252,12 @@ def count_runs(
 
 
 def _ended(jobs: Sequence[Job]) -> dict[Path, Result]:
-    """Return the results of jobs that have ended, whatever their length, by folder."""
+    """Return the results of jobs that have ended, by folder."""
     ended: dict[Path, Result] = {}
     for job in jobs:
         if (path := job.folder / "result.json").is_file():
             result = read_json(path)
-            if is_run_of(job.recipe, result.get("config"), but=_LENGTH):
+            if is_run_of(job.recipe, result.get("config")):
                 ended[job.folder] = result
         elif job.may_diverge and path.with_name("diverged.json").is_file():
             ended[job.folder] = None

@@ -37,13 +37,11 @@ class Method:
 
 @dataclass(frozen=True)
 class SuiteTask:
-    """A task with the methods that are compared on it.
+    """A task with the methods that are compared on it, all for the same tokens, or epochs of questions.
 
     Attributes:
         spec: argument of `mentalese.suite.tasks.task`; or a corpus, `file:..`, whose optimum is unknown: then the first
             method's mean is the floor, and 0 bits per byte the optimum.
-        methods: methods; the FLOPs of the first one are the budget of the others, depending on `match`.
-        match: see `mentalese.compare.compare`.
         scored: the scored part of a test document: `all`, the `answers` in a text, or the `second half` of its tokens,
             from which no thoughts are inferred.
         further: other scores of the same runs, on data that no model was trained on: a column's title, and fields of
@@ -53,7 +51,6 @@ class SuiteTask:
     name: str
     spec: str
     methods: tuple[Method, ...]
-    match: Literal["flops"] | None
     scored: Literal["all", "answers", "second half"] = "all"
     further: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 

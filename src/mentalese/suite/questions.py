@@ -87,7 +87,7 @@ def reachability(size: float) -> SuiteTask:
     recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80)
     recipe = recipe.replace(data={"tokenizer": "bpe:640"}, optimizer={"min_learning_rate_ratio": 0.3})
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
-    return SuiteTask("reachability", spec, reasoning(recipe, curriculum), None)
+    return SuiteTask("reachability", spec, reasoning(recipe, curriculum))
 
 
 def composition(size: float) -> SuiteTask:
@@ -99,7 +99,7 @@ def composition(size: float) -> SuiteTask:
     spec = f"composition:length=4-5,count={int(12_000 * size)}"
     recipe = questions("composition", spec, rotary(width(size), 2, 128), 12, 30, 128)
     curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
-    return SuiteTask("composition", spec, reasoning(recipe, curriculum), None)
+    return SuiteTask("composition", spec, reasoning(recipe, curriculum))
 
 
 def forking(size: float, layers: int, fork_layers: list[int]) -> Model:
@@ -149,4 +149,4 @@ def expressions(size: float) -> SuiteTask:
         *compared(thoughtless, "thoughtbubbles", forks),
         *compared(thoughtless, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
-    return SuiteTask("expressions", spec, methods, None)
+    return SuiteTask("expressions", spec, methods)

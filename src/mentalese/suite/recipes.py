@@ -1,8 +1,7 @@
 """The mechanism suite: for each task the families that it tests, their twins without the mechanism, and controls.
 
 `TASK/METHOD` is a method on a task, e.g. `recall/thought_gestalt`. Methods of a task share text, tokens, rows and
-length; text is compared at the training FLOPs of the first method, questions at equal epochs. Learning rates are where
-tuning begins (`mentalese suite`).
+length. Learning rates are where tuning begins (`mentalese suite`).
 
     mechanism   the family with its thoughts
     twin        the same layers without them

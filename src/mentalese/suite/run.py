@@ -24,7 +24,7 @@ RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
 SEEDS = (5, 10, 15, 20)
 """Seeds until a mechanism is decided against its twin and its controls: more are added to those that are not."""
-VERSION = 3
+VERSION = 4
 """Version of `suite.json`; one of another version is written again."""
 
 
@@ -94,8 +94,7 @@ def next_look(task: SuiteTask, judged: Judged | None, out: Path, schedule: Sched
         more = [count for count in schedule.looks if count > done]
         if not mechanisms or not more:
             return None
-        # The first method sets the FLOPs of all, so such a task is run again as a whole.
-        part, seeds = task if task.match else replace(task, methods=_with_rivals(task, mechanisms)), more[0]
+        part, seeds = replace(task, methods=_with_rivals(task, mechanisms)), more[0]
     counts = {method.recipe.name: count_method(method, out / task.name, seeds, schedule) for method in part.methods}
     return Look(part, seeds, len(mechanisms), counts)
 
@@ -131,8 +130,7 @@ def run_suite(
     Args:
         names: names of tasks; empty: all generated tasks.
         out: the folder of one folder per task, with the runs and the report of its comparison.
-        recipes: names or patterns of methods to compare, with their twins and controls; empty: all. The first
-            remaining one sets the training FLOPs of text.
+        recipes: names or patterns of methods to compare, with their twins and controls; empty: all.
         trials: learning rates tried with every method; 1: its own, untuned.
         tune_seeds: runs of each of these rates.
         seeds: runs per method after tuning; `None`: as many of `SEEDS` as decide.
@@ -157,7 +155,6 @@ def run_suite(
         comparison = compare(
             [method.recipe for method in part.methods],
             out / task.name,
-            match=task.match,
             seeds=count,
             tuned_fields=schedule.tuned_fields,
             tune_seeds=schedule.tune_seeds,
@@ -170,18 +167,17 @@ def run_suite(
         following = next_look(task, found, out, schedule)
         if following is not None:
             looks[task.name] = following
-            if following.task is not task:
-                _keep_report(found, out, count)
+            _keep_report(found, out, count)
         # If all of its runs are there, an earlier call has published more.
         if following is None or following.runs_left:
             result = write_suite([found], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
     for task in tasks:
         take(task, task, schedule.looks[0])
+    by_name = {task.name: task for task in tasks}
     while looks:
-        look = most_to_gain([looks[task.name] for task in tasks if task.name in looks])
-        del looks[look.task.name]
-        take(next(task for task in tasks if task.name == look.task.name), look.task, look.seeds)
+        look = looks.pop(most_to_gain([looks[name] for name in by_name if name in looks]).task.name)
+        take(by_name[look.task.name], look.task, look.seeds)
     return result
 
 
@@ -194,7 +190,7 @@ def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
 
 def _updated(judged: Judged | None, later: Judged) -> Judged:
     """Return a judged task with the methods that have more seeds since, and their call."""
-    if judged is None or len(later["methods"]) == len(judged["methods"]):
+    if judged is None:
         return later
     methods = {method["name"]: method for method in later["methods"]}
     kept = [methods.get(method["name"], method) for method in judged["methods"]]

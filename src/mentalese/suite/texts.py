@@ -81,7 +81,7 @@ def topics(size: float) -> SuiteTask:
     }
     methods = compared(halves, "latent_thought", variants)
     wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size / 2, 4, 128))
-    return SuiteTask("topics", spec, (*methods, wide), "flops", "second half")
+    return SuiteTask("topics", spec, (*methods, wide), "second half")
 
 
 RECALL = "recall:key_words=1,distance=2,keys=2"
@@ -138,7 +138,7 @@ def recall(size: float) -> SuiteTask:
     methods = compared(sentences("recall", size), "thought_gestalt", variants)
     whole = documents("recall", RECALL, int(3_000_000 * size))
     wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size, 4, 128))
-    return SuiteTask("recall", RECALL, (*methods, wide), "flops", "answers")
+    return SuiteTask("recall", RECALL, (*methods, wide), "answers")
 
 
 TURNS = {"layers_per_turn": 2}
@@ -163,7 +163,7 @@ def composed(size: float) -> SuiteTask:
         *compared(base, "looped", looping, "looped memory"),
         *compared(base, "next-vector", ahead, "next vector"),
     )
-    return SuiteTask("composed", RECALL, methods, "flops", "answers")
+    return SuiteTask("composed", RECALL, methods, "answers")
 
 
 def conceptlm(backbone: Model) -> Model:
@@ -205,7 +205,7 @@ def phrases(size: float) -> SuiteTask:
         other(base, "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
         other(base, "gpt2-rope", "the decoder itself", plain),
     )
-    return SuiteTask("phrases", spec, (*methods, *others), "flops")
+    return SuiteTask("phrases", spec, (*methods, *others))
 
 
 def concepts(size: float) -> SuiteTask:
@@ -224,7 +224,7 @@ def concepts(size: float) -> SuiteTask:
         other(base, "mtp", "multi-token prediction", {"model_type": "mtp", "backbone": plain}),
         other(base, "gpt2-rope", "the decoder itself", plain),
     )
-    return SuiteTask("concepts", "concepts", (*methods, *others), "flops")
+    return SuiteTask("concepts", "concepts", (*methods, *others))
 
 
 UNSEEN: dict[str, dict[str, object]] = {
@@ -310,4 +310,4 @@ def text(size: float) -> SuiteTask:
         ),
         *compared(packed, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
-    return SuiteTask("text", corpus, methods, "flops", further=UNSEEN)
+    return SuiteTask("text", corpus, methods, further=UNSEEN)

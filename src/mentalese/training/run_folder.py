@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,12 +85,10 @@ def _saved_recipe(saved: RunResult | None) -> Recipe | None:
         return None
 
 
-def is_run_of(recipe: Recipe, saved: RunResult | None, *, but: Sequence[str] = ()) -> bool:
-    """Test if a saved recipe is this one; fields of `train` in `but` may differ."""
+def is_run_of(recipe: Recipe, saved: RunResult | None) -> bool:
+    """Test if a saved recipe is this one."""
     other = _saved_recipe(saved)
-    if other is None:
-        return False
-    return other.fingerprint() == recipe.replace(train={name: getattr(other.train, name) for name in but}).fingerprint()
+    return other is not None and other.fingerprint() == recipe.fingerprint()
 
 
 def same_run(recipe: Recipe, out: Path) -> bool:
