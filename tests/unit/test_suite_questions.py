@@ -87,6 +87,20 @@ def test_keys_of_the_splits_differ_and_their_words_do_not() -> None:
     assert not asked["train"] & asked["validation"]
 
 
+def test_nearer_bindings_are_only_in_training() -> None:
+    def distances(split: str, nearer: int) -> Counter[int]:
+        """Count the irrelevant sentences between the bindings and the questions of documents."""
+        made = task(f"recall:distance=6,keys=2,count=400,nearer={nearer}")
+        return Counter(len(document.segments or ()) - 2 * 2 + 1 for document in made.documents(split))
+
+    found = distances("train", 1)
+    assert sorted(found) == [1, 2, 4, 6]
+    assert min(found.values()) > 70
+    assert set(distances("test", 1)) == set(distances("validation", 1)) == set(distances("train", 0)) == {6}
+    same = [list(task(f"recall:nearer={nearer}").documents("test")) for nearer in (0, 1)]
+    assert same[0] == same[1], "levels do not depend on it"
+
+
 def test_recall_floor_is_chance_until_window_reaches_bindings() -> None:
     floors = [Recall(window=window).levels().floor for window in (0, 7, 8, 11, 14)]
     assert floors[0] == floors[1] == 1 / 16

@@ -69,10 +69,12 @@ def decoder(size: float, layers: int, context: int) -> Model:
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
-def rotary(channels: int, layers: int, context: int) -> Model:
+def rotary(channels: int, layers: int, context: int, heads: int = 4) -> Model:
     """Return a small Llama."""
     mlp, theta = 3 * channels, 10_000.0
-    return llama(channels, 4, layers=layers, mlp=mlp, key_value_heads=4, tied=True, context=context, theta=theta)
+    return llama(
+        channels, heads, layers=layers, mlp=mlp, key_value_heads=heads, tied=True, context=context, theta=theta
+    )
 
 
 def swapped(model: Model) -> Model:

@@ -12,18 +12,21 @@ length. Learning rates are where tuning begins (`mentalese suite`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.questions import composition, expressions, reachability
-from mentalese.suite.texts import composed, concepts, phrases, recall, text, topics
+from mentalese.suite.texts import composed, concepts, gestalt_table, phrases, recall, text, topics
 
+_TABLES = {f"table2-{suffix}": partial(gestalt_table, suffix=suffix) for suffix in ("340k", "1.3m")}
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
     made.__name__: made
     for made in (topics, recall, phrases, concepts, reachability, expressions, composition, composed, text)
 }
 """By task; the argument is the size, 1 by default: it scales width, text and questions."""
+SUITE |= _TABLES
 
-DEFAULT = tuple(name for name in SUITE if name != "text")
-"""Tasks that run if none is named: text takes days on a CPU."""
+DEFAULT = tuple(name for name in SUITE if name not in ("text", *_TABLES))
+"""Tasks that run if none is named: those of textbooks take days on a CPU."""
 
 RECIPES = [method.recipe for make in SUITE.values() for method in make(1.0).methods]

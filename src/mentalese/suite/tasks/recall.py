@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mentalese.data.documents import Document
-from mentalese.suite.tasks.base import HELD_OUT, Levels, Task, Words
+from mentalese.suite.tasks.base import HELD_OUT, Flag, Levels, Task, Words
 from mentalese.values import NonNegative, checked_dataclass
 
 # Words in strings: a list of each would be pages long.
@@ -66,6 +66,7 @@ class Recall(Task):
         key_words: number of words of a key, 1 or 2.
         values: different values, at most 32.
         window: sentences before a question that the floor sees.
+        nearer: 1 gives training documents the distances 1, 2, 4, .. and `distance`, each as likely; 0 only `distance`.
     """
 
     distance: Words = 8
@@ -73,6 +74,7 @@ class Recall(Task):
     key_words: Annotated[int, Field(ge=1, le=2)] = 2
     values: Annotated[int, Field(ge=2, le=len(_VALUES))] = 16
     window: NonNegative = 1
+    nearer: Flag = 0
 
     name = "recall"
     version = 1
@@ -94,13 +96,16 @@ class Recall(Task):
         return by_split
 
     def generate(self, split: str) -> Iterator[Document]:
-        values = _VALUES[: self.values]
+        values, distances = _VALUES[: self.values], [self.distance]
+        if self.nearer and split == "train":
+            distances = [*(2**i for i in range((self.distance - 1).bit_length())), self.distance]
         for i in numbers():
             rng = random.Random(self.key(split, i))
             keys = rng.sample(self.pairs[split], self.keys)
             bound = {key: values[int(rng.random() * len(values))] for key in keys}
             sentences = [f" {key} owns {bound[key]} ." for key in keys]
-            sentences += [_QUIET[int(rng.random() * len(_QUIET))] for _ in range(self.distance - 1)]
+            distance = distances[int(rng.random() * len(distances)) if distances[1:] else 0]
+            sentences += [_QUIET[int(rng.random() * len(_QUIET))] for _ in range(distance - 1)]
             rng.shuffle(keys)
             sentences += [f" {key} ? {bound[key]} ." for key in keys]
             yield Document.join(sentences)
