@@ -14,7 +14,7 @@ import pytest
 
 from comparisons import compare
 from mentalese.compare.compare import _cost, _fit, flops_per_token
-from mentalese.compare.comparison import paired_test
+from mentalese.compare.comparison import Comparison, headline, paired_test
 from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
@@ -110,6 +110,30 @@ def test_three_seeds_get_a_paired_test(tmp_path: Path) -> None:
     assert test["difference"] == pytest.approx(math.log(90 / 100 * 95 / 104 * 88 / 98) / 3)
     assert 0 < test["p"] < 0.01
     assert result["rows"][0]["paired_test"] is None
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([90.0] * 20, 5),  # below with each seed
+        ([90.0, 110.0] * 2 + [90.0] + [70.0] * 15, 10),  # below once there are ten
+        ([90.0, 110.0, 100.0, 100.0] * 5, 20),  # undecided
+        ([100.01, 99.99, 100.01, 99.99] * 5, 5),  # hardly differs
+    ],
+)
+def test_seeds_are_added_until_they_decide(others: list[float], expected: int, tmp_path: Path) -> None:
+    trainer = FakeTrainer({"a/x": [100.0] * 20_000, "b/x": others * 1000})  # seeds of trials are higher
+    recipes, rates = [recipe("a/x"), recipe("b/x")], {"optimizer.learning_rate": ["1e-3", "2e-3", "3e-3"]}
+    result = compare(recipes, tmp_path, seeds="auto", tuned_fields=rates, show=False, train=trainer)
+    assert (result["seeds"], result["looks"]) == (expected, 4)
+    assert {len(row["runs"]) for row in result["rows"]} == {expected}
+    trained = [(each.name, each.train.seed, each.optimizer.learning_rate) for each in trainer.trained]
+    assert len(trained) == len(set(trained)), "none twice"
+    test = result["rows"][1]["paired_test"]
+    values = [[math.log(x) for x in some[:expected]] for some in (others, [100.0] * expected)]
+    low, high = paired_t_test(*values, confidence=0.9875).interval
+    assert test["interval"] == (pytest.approx(low), pytest.approx(high))
+    assert ("98.75%" in headline(Comparison.from_json(result).rows, 0.9875)) == (expected < 20 and others[0] < 99)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

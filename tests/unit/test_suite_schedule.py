@@ -51,7 +51,7 @@ class Suite:
         self.looks: list[tuple[str, int]] = []
         self.published: list[dict[str, int]] = []
         monkeypatch.setattr(suite_run, "compare", self.compare)
-        monkeypatch.setattr(suite_run, "SEEDS", SEEDS)
+        monkeypatch.setattr(suite_run, "LOOKS", SEEDS)
         monkeypatch.setattr(suite_judge, "health", lambda runs: Health({}, [None for _ in runs], len(runs), ""))
         monkeypatch.setattr("mentalese.compare.compare.report", lambda *_: "a report")
 

@@ -23,7 +23,9 @@ class Options:
     Attributes:
         recipes: names, patterns and files of recipes, and section.field=value for other values of fields.
         match: what all runs have in common: model size (checked), or the first run's budget.
-        seeds: runs per recipe; --seed is the first seed.
+        seeds: runs per recipe; --seed is the first seed. auto: 5, then 10, 15 and 20 until each recipe is decided
+            against its baseline: the interval excludes zero, or is narrower than 0.5% of the nats or one point of
+            accuracy.
         tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
             other seeds.
         tune_seeds: runs of each of these values, whose mean likelihood decides.
@@ -37,7 +39,7 @@ class Options:
 
     recipes: Annotated[Positional[Texts], Field(min_length=1), arg(metavar="RECIPE")]
     match: Literal["params", "tokens", "flops"] | None = None
-    seeds: Positive = 1
+    seeds: Positive | Literal["auto"] = 1
     tune: Texts = ()
     tune_seeds: Positive = 1
     jobs: Positive | None = None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from mentalese import provenance
-from mentalese.compare.comparison import FLOPS_TOLERANCE, SEEDS_FOR_A_TEST, Comparison, Row
+from mentalese.compare.comparison import FLOPS_TOLERANCE, LOOKS, SEEDS_FOR_A_TEST, Comparison, Row, confidence_of
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
 from mentalese.compare.report import report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
@@ -81,7 +81,7 @@ def compare(
     out: Path,
     *,
     match: Match | None = None,
-    seeds: int = 1,
+    seeds: int | Literal["auto"] = 1,
     tuned_fields: TunedFields | None = None,
     tune_seeds: int = 1,
     jobs: int | None = None,
@@ -96,7 +96,8 @@ def compare(
         out: the folder of run folders `<recipe>/seed-<k>/`; finished runs are kept, interrupted runs resumed.
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
-        seeds: runs per recipe; they count up from the recipe's `train.seed`.
+        seeds: runs per recipe, counted up from the recipe's `train.seed`; `auto`: as many of `LOOKS` as decide
+            between every recipe and its baseline.
         tuned_fields: `section.field` -> values; each recipe is first trained with all values, under other seeds, and
             compared with its best setting on the validation split (`mentalese.compare.tuning`).
         tune_seeds: runs of each setting, whose mean decides.
@@ -111,7 +112,8 @@ def compare(
         FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
     check_jobs(jobs, executor)
-    _check(recipes, seeds)
+    counts = LOOKS if seeds == "auto" else (seeds,)
+    _check(recipes, counts[-1])
     require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
     require(
         tune_seeds == 1 or bool(tuned_fields), "tune_seeds", tune_seeds, "nothing is tuned; add --tune, or remove it"
@@ -125,19 +127,24 @@ def compare(
     elif match is not None:
         recipes = [recipe.replace(train={"early_stopping_patience": None}) for recipe in recipes]
         # Of the first seeds, so that a comparison with more seeds later has the same budget.
-        fit = _fit(recipes[0], match, min(seeds, SEEDS_FOR_A_TEST), show)
+        fit = _fit(recipes[0], match, min(counts[0], SEEDS_FOR_A_TEST), show)
     tuned = [_tuned(recipe, out, tuned_fields, tune_seeds, fit) for recipe in recipes] if tuned_fields else []
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
-    final_recipes, results = _train(recipes, tuned, fit, out, seeds, run)
+    for count in counts:
+        final_recipes, results = _train(recipes, tuned, fit, out, count, run)
+        rows = _rows(final_recipes, results, out, confidence_of(len(counts)))
+        if all(row.is_decided for row in rows):
+            break
     matched: RunResult = {"by": match}
     if match in ("tokens", "flops"):
         matched["budget"] = statistics.median_low([result[match] for result in results[0]])
     comparison = Comparison(
         source=final_recipes[0].data.source,
         tokenizer=before_preparing(final_recipes[0].data).tokenizer,
-        rows=_rows(final_recipes, results, out),
+        rows=rows,
         match=matched,
-        seeds=seeds,
+        seeds=count,
+        looks=len(counts),
     )
     for row, one in zip(comparison.rows, tuned):
         row.tuning = one.to_dict()
@@ -424,7 +431,7 @@ def flops_per_token(
 # -- after training --------------------------------------------------------------------------------------------------
 
 
-def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path) -> list[Row]:
+def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path, confidence: float) -> list[Row]:
     rows = {}
     for recipe, runs in zip(recipes, results):
         row = rows[recipe.name] = Row.of(recipe.name, recipe.description, runs)
@@ -436,7 +443,7 @@ def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Pa
     for recipe in recipes:
         baseline = recipe.baseline if recipe.baseline in rows and recipe.baseline != recipe.name else recipes[0].name
         if baseline != recipe.name:
-            rows[recipe.name].compare_with(rows[baseline])
+            rows[recipe.name].compare_with(rows[baseline], confidence)
     return [*rows.values()]
 
 

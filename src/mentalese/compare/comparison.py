@@ -15,6 +15,10 @@ from mentalese.formatting import scored_as
 from mentalese.training.run_folder import RunResult
 
 SEEDS_FOR_A_TEST = 3
+LOOKS = (5, 10, 15, 20)
+"""Seeds of comparisons that end when they have decided: there are more, up to the last number, until then."""
+NARROW, NARROW_POINTS = 0.005, 0.01
+"""Widths of an interval that shows that two models hardly differ: a share of the baseline's nats, and an accuracy."""
 FLOPS_TOLERANCE = 0.02
 """The share of a matched cost by which a run may miss it without a word."""
 _COSTS = ("train_flops_per_token", "tokens_per_second", "tokens", "flops", "seconds", "steps")
@@ -64,8 +68,8 @@ class Row:
         figures = tests | validation | costs
         return cls(name, description, runs[0]["parameters"], figures, runs, change=1.0 if metric is PERPLEXITY else 0.0)
 
-    def compare_with(self, other: Row) -> None:
-        """Set baseline, change and test."""
+    def compare_with(self, other: Row, confidence: float = 0.95) -> None:
+        """Set baseline, change and test; `confidence`: of the interval."""
         self.baseline, self.change = other.name, None
         values, reference = ([run["test"][self.metric.tested] for run in row.runs] for row in (self, other))
         difference = statistics.fmean(values) - statistics.fmean(reference)
@@ -73,7 +77,18 @@ class Row:
             self.change = difference
             if self.metric is PERPLEXITY:  # of the geometric means: the ratio that the test on log-perplexities tests
                 self.change = math.exp(difference) if difference < 700 else math.inf
-        self.paired_test = paired_test(self.runs, other.runs)
+        self.paired_test = paired_test(self.runs, other.runs, confidence)
+
+    @property
+    def is_decided(self) -> bool:
+        """Test if the seeds decide between the model and its baseline: they differ, or hardly can."""
+        if self.baseline is None:
+            return True
+        if (test := self.paired_test) is None:
+            return False
+        reference = statistics.fmean(run["test"][self.metric.tested] for run in self.runs) - test.difference
+        narrow = NARROW_POINTS if self.metric is ACCURACY else NARROW * reference
+        return test.conclusive or test.interval[1] - test.interval[0] < narrow
 
     @property
     def metric(self) -> Metric:
@@ -135,6 +150,8 @@ class Comparison:
     Attributes:
         match: the cost that runs have in common: `by` parameters, tokens or FLOPs, and the `budget` of the latter two.
         seeds: runs per recipe.
+        looks: comparisons that there may be, with more seeds each time until they decide. Each test errs in at most
+            5% / looks of cases, so that all together err in 5% (Bonferroni).
     """
 
     source: str
@@ -142,12 +159,17 @@ class Comparison:
     rows: list[Row]
     match: RunResult
     seeds: int
+    looks: int = 1
     created: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     command: str = field(default_factory=provenance.command)
 
     @property
     def metric(self) -> Metric:
         return self.rows[0].metric
+
+    @property
+    def confidence(self) -> float:
+        return confidence_of(self.looks)
 
     @property
     def runs(self) -> list[RunResult]:
@@ -160,10 +182,17 @@ class Comparison:
     @classmethod
     def from_json(cls, content: RunResult) -> Comparison:
         facts = {name: content[name] for name in ("source", "tokenizer", "match", "seeds", "created", "command")}
-        return cls(rows=[Row.from_json(row) for row in content["rows"]], **facts)
+        return cls(rows=[Row.from_json(row) for row in content["rows"]], looks=content.get("looks", 1), **facts)
 
 
-def paired_test(runs: Sequence[RunResult], reference: Sequence[RunResult]) -> PairedTest | None:
+def confidence_of(looks: int) -> float:
+    """Return the confidence of each test's interval if there may be so many looks (`Comparison.looks`)."""
+    return 1 - 0.05 / looks
+
+
+def paired_test(
+    runs: Sequence[RunResult], reference: Sequence[RunResult], confidence: float = 0.95
+) -> PairedTest | None:
     """Test runs against runs of another recipe, seed by seed.
 
     The test compares accuracies, or nats per token (the logarithms of perplexities). Return `None` for fewer than three
@@ -173,7 +202,7 @@ def paired_test(runs: Sequence[RunResult], reference: Sequence[RunResult]) -> Pa
         return None
     metric = metric_of(runs[0]["test"])
     values, others = ([run["test"][metric.tested] for run in some] for some in (runs, reference))
-    return paired_t_test(values, others, step=metric.step(runs[0]["test"]))
+    return paired_t_test(values, others, step=metric.step(runs[0]["test"]), confidence=confidence)
 
 
 def scored_alike(runs: Sequence[RunResult]) -> bool:
@@ -182,16 +211,16 @@ def scored_alike(runs: Sequence[RunResult]) -> bool:
     return len({run["test"][counted] for run in runs}) == 1
 
 
-def winner(rows: Sequence[Row]) -> Row | None:
+def winner(rows: Sequence[Row], confidence: float = 0.95) -> Row | None:
     """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
     best, *others = rows[0].metric.ranked(rows, lambda row: row.value)
-    tests = [paired_test(best.runs, other.runs) for other in others]
+    tests = [paired_test(best.runs, other.runs, confidence) for other in others]
     # Means of perplexities may be in another order than means of their logarithms, which are tested.
     ahead = [test is not None and test.conclusive and best.metric.better(test.difference, 0.0) for test in tests]
     return best if all(ahead) else None
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[Row], confidence: float = 0.95) -> str:
     """Return the result in a sentence, which names a winner only if there is one."""
     best, second, *_ = order = rows[0].metric.ranked(rows, lambda row: row.value)
     last, names = order[-1], f"test {best.metric.name}"
@@ -200,21 +229,21 @@ def headline(rows: Sequence[Row]) -> str:
             f"{len(rows)} models that were scored on different numbers of {best.metric.counted}, and so are not "
             f"ranked: {names} from {best.figure} to {last.figure}."
         )
-    test = paired_test(best.runs, second.runs)
+    test, sure = paired_test(best.runs, second.runs, confidence), f"{100 * confidence:g}%"
     if test is None:
         number = {1: "One seed", 2: "Two seeds"}[len(best.runs)]
         return (
             f"{number} of each of {len(rows)} models: {names} from {best.figure} to {last.figure}. "
             "Too few seeds to rank them."
         )
-    if winner(rows) is None:
+    if winner(rows, confidence) is None:
         return f"No model is ahead in {names}: {best.name} has {best.figure}, {second.name} {second.figure}."
     if best.metric is ACCURACY:
         low, high = (f"{100 * value:.1f}" for value in test.interval)
-        gain = f"{100 * test.difference:.1f} points above {second.name} (95% {low} to {high}, "
+        gain = f"{100 * test.difference:.1f} points above {second.name} ({sure} {low} to {high}, "
     else:
         high, low = (f"{-math.expm1(value):.1%}" for value in test.interval)
-        gain = f"{-math.expm1(test.difference):.1%} below {second.name} (95% {low} to {high}, "
+        gain = f"{-math.expm1(test.difference):.1%} below {second.name} ({sure} {low} to {high}, "
     return f"{best.name} has the best {names}, {best.figure}, {gain}{significance(test.p, test.n)})."
 
 

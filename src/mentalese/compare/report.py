@@ -71,12 +71,12 @@ def print_comparison(comparison: RunResult) -> None:
     """Print the table on standard output."""
     compared = Comparison.from_json(comparison)
     rows = compared.rows
-    cells = results(rows)
+    cells = results(rows, compared.confidence)
     lines = [
         (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
     ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
-    for note in (headline(rows), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
+    for note in (headline(rows, compared.confidence), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")
 
@@ -96,9 +96,9 @@ def report(comparison: RunResult, folder: Path | None = None) -> str:
         names=names,
         colours=COLOURS,
         metric=compared.metric.name,
-        headline=headline(rows),
+        headline=headline(rows, compared.confidence),
         missed=_missed(compared),
-        results=results(rows),
+        results=results(rows, compared.confidence),
         more_is_better=MORE_IS_BETTER,
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
@@ -118,9 +118,9 @@ def report(comparison: RunResult, folder: Path | None = None) -> str:
 # -- the result --------------------------------------------------------------------------------------------------------
 
 
-def results(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+def results(rows: Sequence[Row], confidence: float = 0.95) -> list[dict[str, Cell]]:
     """Return each model's cells by the titles of columns; scores first, which a phone shows without scrolling."""
-    metric, best = rows[0].metric, winner(rows)
+    metric, best = rows[0].metric, winner(rows, confidence)
     ablated = any(row.ablation for row in rows)
     finite = [row.value for row in rows if math.isfinite(row.value)]
     full = 1.0 if metric is metrics.ACCURACY else max(finite, default=1.0)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mentalese.compare.compare import run_folder
-from mentalese.compare.comparison import SEEDS_FOR_A_TEST
+from mentalese.compare.comparison import SEEDS_FOR_A_TEST, confidence_of
 from mentalese.data.split import Split
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
@@ -89,10 +89,10 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, 
         )
     test = rows[0]["runs"][0]["test"]
     step = metric_of(test).step(test) / abs(levels.optimum - levels.floor)
-    add_tests(methods, task, step, 1 - 0.05 / looks)
+    add_tests(methods, task, step, confidence_of(looks))
     if levels.unit != "accuracy":
         runs = {method.recipe.name: row["runs"] for method, row in zip(task.methods, rows)}
-        add_equal_flops(methods, runs, 1 - 0.05 / looks)
+        add_equal_flops(methods, runs, confidence_of(looks))
     call = {
         "created": comparison["created"],
         "command": comparison["command"],

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mentalese.compare.compare import RunCounts, compare, count_runs
+from mentalese.compare.comparison import LOOKS
 from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
@@ -22,8 +23,6 @@ from mentalese.suite.recipes import DEFAULT, SUITE
 
 RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
 """Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
-SEEDS = (5, 10, 15, 20)
-"""Seeds until a mechanism is decided against its twin and its controls: more are added to those that are not."""
 VERSION = 4
 """Version of `suite.json`; one of another version is written again."""
 
@@ -46,7 +45,7 @@ class Schedule:
     def of(cls, trials: int = 3, tune_seeds: int = 3, seeds: int | None = None) -> Schedule:
         """Return the schedule of these options of `run_suite`."""
         require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
-        looks = SEEDS if seeds is None else (seeds,)
+        looks = LOOKS if seeds is None else (seeds,)
         return cls(tuple(sorted(RATES[:trials])), tune_seeds, looks) if trials > 1 else cls((), 1, looks)
 
     @property
@@ -133,7 +132,7 @@ def run_suite(
         recipes: names or patterns of methods to compare, with their twins and controls; empty: all.
         trials: learning rates tried with every method; 1: its own, untuned.
         tune_seeds: runs of each of these rates.
-        seeds: runs per method after tuning; `None`: as many of `SEEDS` as decide.
+        seeds: runs per method after tuning; `None`: as many of `LOOKS` as decide.
         jobs, executor: number of trainings at once, and their executor, see `run_jobs`.
         size: scales width, text and questions.
 
