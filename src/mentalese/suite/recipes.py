@@ -27,6 +27,6 @@ SUITE: dict[str, Callable[[float], SuiteTask]] = {
 SUITE |= _TABLES
 
 DEFAULT = tuple(name for name in SUITE if name not in ("text", *_TABLES))
-"""Tasks that run if none is named: those of textbooks take days on a CPU."""
+"""Tasks that run if none is named; the others read textbooks and take days on a CPU."""
 
 RECIPES = [method.recipe for make in SUITE.values() for method in make(1.0).methods]
