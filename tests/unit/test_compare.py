@@ -19,7 +19,9 @@ from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
+from mentalese.evaluation.answers import AnswerRecord
 from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_p, summary, wilson_interval
+from mentalese.files import sealed
 from mentalese.provenance import train_command
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Phase, Recipe, TrainConfig
 from mentalese.registry import get_recipe
@@ -134,6 +136,31 @@ def test_seeds_are_added_until_they_decide(others: list[float], expected: int, t
     low, high = paired_t_test(*values, confidence=0.9875).interval
     assert test["interval"] == (pytest.approx(low), pytest.approx(high))
     assert ("98.75%" in headline(Comparison.from_json(result).rows, 0.9875)) == (expected < 20 and others[0] < 99)
+
+
+def test_answers_have_their_tokens_and_seconds(tmp_path: Path) -> None:
+    """Means over the questions that were asked, and over seeds."""
+
+    class Answering(FakeTrainer):
+        def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
+            result = super().__call__(recipe, out, resume=resume, show=show)
+            length = 4 + 4 * (recipe.name == "b/x") + recipe.train.seed
+            asked = [{"tokens": length, "seconds": 0.5}, {"tokens": length + 2, "seconds": 1.5}]
+            lines = [line | {"asked": True, "correct": True, "document": 0} for line in asked]
+            lines.append({"tokens": 0, "seconds": 0.0, "asked": False, "correct": False, "document": 1})
+            lines = [vars(AnswerRecord(line["document"], "q", "1")) | line for line in lines]
+            (out / "answers.jsonl").write_text("".join(json.dumps(sealed(line)) + "\n" for line in lines))
+            return result
+
+    fields = {"layout": QuestionAnswer(), "evaluation": EvaluationConfig(metric="accuracy")}
+    asking = [recipe(name, **fields) for name in ("a/x", "b/x")]
+    result = compare(asking, tmp_path, seeds=2, show=False, train=Answering(SCORES))
+    assert [row["new_tokens"]["mean"] for row in result["rows"]] == [5.5, 9.5]
+    assert [row["answer_seconds"]["mean"] for row in result["rows"]] == [1.0, 1.0]
+    assert Comparison.from_json(result).to_json() == result
+    page = (tmp_path / "report.html").read_text()
+    assert "new tokens/answer" in page
+    assert "9.5 ± 0.7" in page
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

@@ -23,7 +23,7 @@ from typing import Literal
 from mentalese import provenance
 from mentalese.compare.comparison import FLOPS_TOLERANCE, LOOKS, SEEDS_FOR_A_TEST, Comparison, Row, confidence_of
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
-from mentalese.compare.report import report
+from mentalese.compare.report import read_answers, report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
@@ -440,6 +440,8 @@ def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Pa
             row.commands.append(provenance.train_command(recipe.replace(train={"seed": run["seed"]}), folder))
             if (answers := folder / loop.ANSWERS).is_file():
                 row.answers.append(answers.relative_to(out).as_posix())
+        if row.answers:
+            row.add_answers([read_answers(out / file) for file in row.answers])
     for recipe in recipes:
         baseline = recipe.baseline if recipe.baseline in rows and recipe.baseline != recipe.name else recipes[0].name
         if baseline != recipe.name:

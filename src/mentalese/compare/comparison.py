@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mentalese import provenance
 from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, Metric, metric_of
 from mentalese.evaluation.statistics import PairedTest, paired_t_test, summary
+from mentalese.files import JsonObject
 from mentalese.formatting import scored_as
 from mentalese.training.run_folder import RunResult
 
@@ -67,6 +68,13 @@ class Row:
         costs = {name: summary([run[name] for run in runs]) for name in _COSTS}
         figures = tests | validation | costs
         return cls(name, description, runs[0]["parameters"], figures, runs, change=1.0 if metric is PERPLEXITY else 0.0)
+
+    def add_answers(self, runs: Sequence[Sequence[JsonObject]]) -> None:
+        """Add the figures `new_tokens`, without latents, and `answer_seconds`, of answers in batches of the test."""
+        for name, key in (("new_tokens", "tokens"), ("answer_seconds", "seconds")):
+            asked = [[answer[key] for answer in answers if answer["asked"]] for answers in runs]
+            if all(asked):
+                self.figures[name] = summary([statistics.fmean(values) for values in asked])
 
     def compare_with(self, other: Row, confidence: float = 0.95) -> None:
         """Set baseline, change and test; `confidence`: of the interval."""

@@ -134,6 +134,9 @@ def results(rows: Sequence[Row], confidence: float = 0.95) -> list[dict[str, Cel
                 "points to baseline": _change(row, "{:+.1f}", "vs", 100),
             }
             further = {"F1, %": Cell(_spread(row, "f1", 1, 100), row.mean("f1"))}
+            for title, name, digits in (("new tokens/answer", "new_tokens", 1), ("s/answer", "answer_seconds", 3)):
+                if all(name in each.figures for each in rows):
+                    further[title] = Cell(_spread(row, name, digits), row.mean(name))
         else:
             perplexity = _spread(row, metric.name, 2 if value < 20 else 1) + row.estimator_label
             bits = "bits_per_byte"
