@@ -12,7 +12,7 @@ from mentalese.files import sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.suite import health as suite_health
-from mentalese.suite.health import FILE, Health, Worth, health, signs_of, worth_of
+from mentalese.suite.health import DOCUMENTS, FILE, Health, Worth, health, signs_of, worth_of
 from mentalese.training.loop import train
 
 
@@ -37,7 +37,7 @@ def logged(folder: Path, lines: list[dict[str, float]], worth: dict[str, Any] | 
     write_json(folder / "config.json", sealed({"recipe": {"model": {"model_type": "thoughtbubbles"}}}))
     records = [json.dumps(sealed({"step": step, "loss": 1.0} | line)) for step, line in enumerate(lines)]
     (folder / "metrics.jsonl").write_text("".join(f"{record}\n" for record in records))
-    write_json(folder / FILE, sealed({"worth": worth}))
+    write_json(folder / FILE, sealed({"documents": DOCUMENTS, "worth": worth}))
     return folder
 
 

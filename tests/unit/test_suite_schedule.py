@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from comparisons import compare, run
 from mentalese import cli
 from mentalese.compare.compare import RunCounts, count_runs, run_folder
+from mentalese.compare.tuning import SEED as TRIALS
 from mentalese.files import write_json
 from mentalese.recipe import Recipe
 from mentalese.suite import judge as suite_judge
@@ -207,7 +208,12 @@ def test_runs_of_other_recipes_do_not_count(tmp_path: Path, monkeypatch: pytest.
     for name in ("1e-3", "2.5e-3"):
         folder = tmp_path / recipe.name.replace("/", "-") / "trials" / f"optimizer.learning_rate={name}"
         folder.mkdir(parents=True)
-        write_json(folder / "diverged.json", {})
+        write_json(folder / "diverged.json", {"fingerprint": "of another recipe"})
+    assert count_runs(recipe, tmp_path, 3, tuned_fields=fields) == RunCounts(0, 5, 0, None)
+    for name in ("1e-3", "2.5e-3"):
+        trial = recipe.replace(optimizer={"learning_rate": float(name)}, train={"seed": TRIALS})
+        folder = tmp_path / recipe.name.replace("/", "-") / "trials" / f"optimizer.learning_rate={name}"
+        write_json(folder / "diverged.json", {"fingerprint": trial.fingerprint()})
     assert count_runs(recipe, tmp_path, 3, tuned_fields=fields) == RunCounts(2, 5, 0, None)
 
 

@@ -89,11 +89,9 @@ class Row:
 
     @property
     def is_decided(self) -> bool:
-        """Test if the seeds decide between the model and its baseline: they differ, or hardly can."""
-        if self.baseline is None:
-            return True
+        """Test if more seeds are not needed: the model differs from its baseline, hardly can, or is not tested."""
         if (test := self.paired_test) is None:
-            return False
+            return self.baseline is None or len(self.runs) >= SEEDS_FOR_A_TEST
         reference = statistics.fmean(run["test"][self.metric.tested] for run in self.runs) - test.difference
         narrow = NARROW_POINTS if self.metric is ACCURACY else NARROW * reference
         return test.conclusive or test.interval[1] - test.interval[0] < narrow

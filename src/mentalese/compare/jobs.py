@@ -40,6 +40,12 @@ class Job:
     may_diverge: bool = False
     priority: int = 0
 
+    @property
+    def has_diverged(self) -> bool:
+        """Test if the folder notes that this training diverged, which it may."""
+        path = self.folder / "diverged.json"
+        return self.may_diverge and path.is_file() and read_json(path)["fingerprint"] == self.recipe.fingerprint()
+
 
 Result = RunResult | None
 """The content of a `result.json`; `None` of a job that diverged and may."""
@@ -128,9 +134,7 @@ class _Work:
         for job in jobs:
             index = len(self.jobs)
             self.jobs.append(job)
-            path = job.folder / "diverged.json"
-            noted = read_json(path)["fingerprint"] if job.may_diverge and path.is_file() else None
-            if noted == job.recipe.fingerprint():
+            if job.has_diverged:
                 self.finish(index, None)
             else:
                 heapq.heappush(self.waiting, (job.priority, index))

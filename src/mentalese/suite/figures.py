@@ -124,17 +124,18 @@ def _suite_text(paths: list[str]) -> Drawing:
     from mentalese.suite.judge import interval_of
 
     task, *_ = _tasks(paths, text=True)
-    methods, seeds = task["methods"], task["seeds"]
+    methods, counts = task["methods"], [len(method["closed"]["seeds"]) for method in task["methods"]]
     scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
     scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}
     picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
     for panel, (name, values) in zip(panels[0], scores.items()):
-        for row, (method, score) in enumerate(zip(methods, values)):
-            _draw(panel, row, method["role"], score["mean"], interval_of(score, seeds))
+        for row, (method, score, count) in enumerate(zip(methods, values, counts)):
+            _draw(panel, row, method["role"], score["mean"], interval_of(score, count))
         _rows(panel, task)
         panel.set_xlabel(name)
-    note = "" if interval_of(methods[0]["score"], seeds) is None else " with 95% intervals"
-    footnote(picture, f"means over {seeds} seed{'s' * (seeds > 1)}{note}; axes do not begin at zero")
+    note = "" if interval_of(methods[0]["score"], counts[0]) is None else " with 95% intervals"
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    footnote(picture, f"means over {seeds} seed{'s' * (seeds != '1')}{note}; axes do not begin at zero")
     rows = [
         {"name": method["name"], "role": method["role"]} | {name: values[row] for name, values in scores.items()}
         for row, method in enumerate(methods)

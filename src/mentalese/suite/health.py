@@ -13,6 +13,7 @@ Both lines are the same for all tasks.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,14 +87,19 @@ def signs_of(run: Path, lines: dict[str, float | None]) -> dict[str, float]:
     """Return means over the last tenth of a run's log lines; a name in `lines` stands for its parts `NAME.PART` too."""
     logged = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
     last = logged[-max(1, len(logged) // 10) :]
-    names = [name for name in last[-1] if name in lines or name.partition(".")[0] in lines]
-    return {name: statistics.fmean(record[name] for record in last) for name in names}
+    found: dict[str, list[float]] = {}
+    for record in last:
+        for name, value in record.items():
+            if name in lines or name.partition(".")[0] in lines:
+                found.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
 
 
 def worth_of(run: Path) -> Worth | None:
     """Return what a run's thoughts are worth, stored in its folder."""
     path = run / FILE
-    if not path.is_file():
+    stored = read_json(path) if path.is_file() else {}
+    if stored.get("documents") != DOCUMENTS:
         saved = load(run)
         found = None
         if ablation.has_own_thoughts(saved):
@@ -103,16 +109,18 @@ def worth_of(run: Path) -> Worth | None:
             sign = -1 if saved.layout.questions else 1  # an accuracy falls where nats rise
             interval = other["interval"] and sorted(sign * bound for bound in other["interval"])
             found = {"thoughts": other["thoughts"], "loss": sign * other["difference"], "interval": interval}
-        write_json(path, sealed({"worth": found}))
-    stored = read_json(path)["worth"]
-    return stored and Worth(stored["thoughts"], stored["loss"], stored["interval"] and tuple(stored["interval"]))
+        stored = {"documents": DOCUMENTS, "worth": found}
+        write_json(path, sealed(stored))
+    found = stored["worth"]
+    return found and Worth(found["thoughts"], found["loss"], found["interval"] and tuple(found["interval"]))
 
 
 def _lacks(signs: dict[str, float], worth: Worth | None, lines: dict[str, float | None]) -> str:
     """Return why a run is not healthy, in words; empty if it is."""
     for name, least in lines.items():
-        if least is not None and name in signs and signs[name] < least:
-            return f"{name.replace('_', ' ')} is below {least:g}"
+        if least is not None and not signs.get(name, math.nan) >= least:
+            words = name.replace("_", " ")
+            return f"{words} is below {least:g}" if name in signs else f"{words} was not measured"
     if worth is not None and not worth.is_seen:
         return "its score does not fall without its own thoughts"
     return ""

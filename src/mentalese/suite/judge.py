@@ -41,13 +41,16 @@ NARROW, NARROW_ON_TEXT = 0.1, 0.005
 the first method's bits, since its optimum is unknown."""
 
 
-def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, looks: int = 1) -> Judged:
+def judge(
+    task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, looks: int = 1, earlier: Judged | None = None
+) -> Judged:
     """Return a task's levels and, by method, scores and the share of the gap that they close, with tests.
 
     Args:
         comparison: the return value of `compare`, in `folder`.
         looks: the number of times that tests may be made, with more seeds each time if they have not decided. Each
             test errs in at most 5% / looks of cases, so that all together err in 5% (Bonferroni).
+        earlier: the task after an earlier look, with all methods, whose levels are kept.
     """
     rows = comparison["rows"]
     folders = [
@@ -57,7 +60,7 @@ def judge(task: SuiteTask, comparison: Judged, folder: Path, size: float = 1.0, 
     scores = [
         [score(task, path, run["test"]) for path, run in zip(paths, row["runs"])] for paths, row in zip(folders, rows)
     ]
-    levels = levels_of(task, statistics.fmean(scores[0]))
+    levels = Levels(**earlier["levels"]) if earlier else levels_of(task, statistics.fmean(scores[0]))
     methods: list[Judged] = []
     for method, row, values, paths in zip(task.methods, rows, scores, folders):
         shares = [levels.closed(value) for value in values]
@@ -146,7 +149,7 @@ def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]],
     """Add to each test `at_equal_flops`: the gain in nats per token of validation when both had spent the same FLOPs.
 
     These are all that the cheaper of the two has spent. The other one's learning curve is read there: its learning rate
-    has not yet fallen to its end, which is to its disadvantage. `None`: no curve of a seed goes so far.
+    has not yet fallen to its end, which is to its disadvantage. Left out if fewer than three seeds have such curves.
 
     Args:
         runs: the results of each method's runs, by name.
@@ -182,9 +185,15 @@ def undecided(judged: Judged) -> list[str]:
     return [
         method["name"]
         for method in judged["methods"]
-        if not method.get("health", {}).get("reason")
+        if not _is_untrained(method)
         if any(test is None or not test["decided"] for test in method.get("against", {}).values())
     ]
+
+
+def _is_untrained(method: Judged) -> bool:
+    """Test if most seeds of a mechanism are not healthy, and none of them has solved the task."""
+    solved_by = (method.get("solved") or {"count": 0})["count"]
+    return bool(method.get("health", {}).get("reason")) and not solved_by
 
 
 def stands(method: Judged, methods: Sequence[Judged]) -> bool:
@@ -195,7 +204,7 @@ def stands(method: Judged, methods: Sequence[Judged]) -> bool:
 def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     """Return what the tests of a mechanism, a method of a task in `suite.json`, say; of another method `undecided`."""
     tests = method.get("against", {})
-    if method.get("health", {}).get("reason"):
+    if _is_untrained(method):
         return "not trained"
     if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
         return "undecided"

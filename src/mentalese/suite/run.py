@@ -157,16 +157,18 @@ def run_suite(
             seeds=count,
             tuned_fields=schedule.tuned_fields,
             tune_seeds=schedule.tune_seeds,
+            looks=len(schedule.looks),
             jobs=jobs,
             executor=executor,
             show=show,
         )
-        found = judge(part, comparison, out / task.name, size, looks=len(schedule.looks))
-        judged[task.name] = found = _updated(judged.get(task.name), found)
+        earlier = judged.get(task.name)
+        found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)
+        _keep_report(found, out, count)
+        judged[task.name] = found = _updated(earlier, found)
         following = next_look(task, found, out, schedule)
         if following is not None:
             looks[task.name] = following
-            _keep_report(found, out, count)
         # If all of its runs are there, an earlier call has published more.
         if following is None or following.runs_left:
             result = write_suite([found], out, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
@@ -181,7 +183,7 @@ def run_suite(
 
 
 def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
-    """Copy the files of a comparison, which the comparison of some of its methods with more seeds will replace."""
+    """Copy the files of a comparison, which a comparison with other seeds will replace."""
     for file in (out / judged["name"] / "compare.json", report := out / judged["calls"][-1]["report"]):
         write_text(file.with_stem(f"{file.stem}-{seeds}-seeds"), file.read_text(encoding="utf-8"))
     judged["calls"][-1]["report"] = f"{judged['name']}/{report.stem}-{seeds}-seeds.html"
@@ -243,7 +245,7 @@ def tasks_of(names: Sequence[str], patterns: Sequence[str] = (), size: float = 1
     selection = []
     for task in tasks:
         matches = [m for m in task.methods if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
-        methods = _with_rivals(task, matches)
+        methods = _with_rivals(task, [*task.methods[: task.is_corpus], *matches])  # the first sets a corpus' levels
         remedy = f"use two or more methods of {task.name}: {', '.join(method.name for method in task.methods)}"
         require(len(methods) > 1, "recipes", ", ".join(patterns), remedy)
         selection.append(replace(task, methods=methods))

@@ -18,7 +18,8 @@ class TaskStatus:
     Attributes:
         finished, planned: runs of the next look that there are, and all of them, with trials; 0 without a look.
         seeds: finished runs that are reported, by method.
-        decided, undecided, not_begun: numbers of mechanisms; of those that are not begun, none has been judged.
+        decided, undecided, not_begun: numbers of mechanisms. Decided ones may be not trained; of those that are not
+            begun, none has been judged.
         hours_left: CPU hours of the other runs, by finished runs of the same methods; `None` if there are none yet.
         untimed: methods without a finished run, which `hours_left` leaves out.
     """
@@ -60,7 +61,8 @@ def read_status(
 
 def _status(task: SuiteTask, judged: Judged | None, out: Path, schedule: Schedule, size: float) -> TaskStatus:
     methods = {method.recipe.name for method in task.methods}
-    if judged and (judged["size"] != size or not methods <= {method["name"] for method in judged["methods"]}):
+    same = judged and (judged["size"], judged["looks"]) == (size, len(schedule.looks))
+    if judged and not (same and methods <= {method["name"] for method in judged["methods"]}):
         judged = None  # of another call
     look = next_look(task, judged, out, schedule)
     counts = dict(look.counts) if look else {}
