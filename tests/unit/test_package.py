@@ -77,6 +77,10 @@ def test_the_readme_is_short_and_starts_with_the_installation() -> None:
     assert re.search(r"```bash\n(.*)", text)[1].startswith("pip install . ./models")
 
 
+def test_the_page_of_results_is_short() -> None:
+    assert len((ROOT / "results" / "README.md").read_text().split()) <= 3000
+
+
 @pytest.mark.parametrize("form", ["bug", "family", "result"])
 def test_an_issue_form_asks_for_what_is_needed(form: str) -> None:
     found = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{form}.yml").read_text())

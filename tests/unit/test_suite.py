@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -525,3 +526,39 @@ def test_published_methods_stand_against_twin_and_control() -> None:
     standing = {method["name"] for task in tasks for method in task["methods"] if stands(method, task["methods"])}
     assert {"composition/coconut", "recall/thought_gestalt", "reachability/sim-cot"} <= standing
     assert "expressions/thoughtbubbles" not in standing
+
+
+def test_results_list_the_verdict_of_each_mechanism() -> None:
+    """Its row: task, mechanism, axis, verdict, share of the gap, differences from the twin and the nearest control."""
+    lines = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    listed = [
+        (task, axis, found.removesuffix(" ✗"), closed, twin, re.sub(r"(?<=\]).*", "", control))
+        for task, _, axis, found, closed, twin, control in rows
+    ]
+    tasks = json.loads((ROOT / "results" / "suite" / "suite.json").read_text())["tasks"]
+    assert sorted(listed) == sorted(row for task in tasks for row in verdict_rows(task))
+
+
+def verdict_rows(task: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield what the table of results has of each mechanism of a task."""
+    assert task["seeds"] == 3
+    places = 1 if task["name"] == "text" else 0
+    roles = {method["name"]: method["role"] for method in task["methods"]}
+
+    def points(share: float) -> str:
+        return f"{100 * share:z.{places}f}"
+
+    for method in task["methods"]:
+        if method["role"] == "mechanism":
+            nearest: dict[str, Any] = {}
+            for name, test in method["against"].items():
+                if roles[name] not in nearest or test["difference"] < nearest[roles[name]]["difference"]:
+                    nearest[roles[name]] = test
+            differences = [
+                f"{points(test['difference'])} [{','.join(map(points, test['interval']))}]" if test else "none"
+                for test in (nearest["twin"], nearest.get("control"))
+            ]
+            axis = {"flops": "FLOPs", "tokens": "tokens", None: "epochs"}[task["match"]["by"]]
+            closed = f"{points(method['closed']['mean'])}%"
+            yield f"`{task['name']}`", axis, verdict(method, task["methods"]), closed, *differences

@@ -14,7 +14,8 @@ AVOIDED = {
     r"\b(nobody|somebody|half-way|cannot be had|be it)\b": "use the passive, or name the thing",
     r"\balone[.,;:)]": "put only before the noun",
 }
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.md"), *ROOT.glob("src/**/*.j2")]
+PLACES = ("*.md", "docs/**/*.md", "results/*.md", "src/**/*.md", "src/**/*.j2")
+DOCUMENTS = [path for place in PLACES for path in ROOT.glob(place)]
 
 
 def comments(path: Path) -> str:
