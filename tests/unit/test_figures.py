@@ -377,9 +377,9 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     assert picture.count("what lies beyond -25% and 110% is drawn there") == 1
     methods[0] |= {"family": "a", "against": {"topics/b": {"conclusive": True, "difference": 0.5}}}
     path.write_text(json.dumps({"tasks": [{"name": "topics", "spec": "topics", "methods": methods}]}))
-    cell = {"task": "topics", "family": "a", "closed": 0.7, "better": False}  # it has no control
+    cell = {"task": "topics", "family": "a", "closed": 0.7, "verdict": "undecided"}  # it has no control
     assert write_figure("suite-matrix", [str(path)], tmp_path / "matrix.svg") == {"cells": [cell]}
-    assert "<!-- 70% -->" in (tmp_path / "matrix.svg").read_text()
+    assert "<!-- 70% ? -->" in (tmp_path / "matrix.svg").read_text()
     with pytest.raises(InputError, match="with a task on text"):
         write_figure("suite-text", [str(path)], tmp_path / "closed.svg")
     path.write_text("{}")
@@ -396,9 +396,9 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_the_suite_of_text_is_drawn_in_its_own_units(seeds: int, about: str, tmp_path: Path) -> None:
-    score = {"mean": 1.5, "std": 0.1, "min": 1.4, "max": 1.6}
+    score, closed = {"mean": 1.5, "std": 0.1, "min": 1.4, "max": 1.6}, {"seeds": [0.0] * seeds}
     methods = [
-        {"name": f"text/{name}", "role": role, "score": score, "further": {"novels": score}}
+        {"name": f"text/{name}", "role": role, "score": score, "closed": closed, "further": {"novels": score}}
         for name, role in (("gpt2", "other"), ("x", "mechanism"))
     ]
     task = {"name": "text", "spec": "file:a", "seeds": seeds, "levels": {"unit": "bits per byte"}, "methods": methods}

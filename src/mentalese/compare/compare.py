@@ -84,7 +84,6 @@ def compare(
     seeds: int | Literal["auto"] = 1,
     tuned_fields: TunedFields | None = None,
     tune_seeds: int = 1,
-    looks: int = 1,
     jobs: int | None = None,
     executor: str | None = None,
     ablate: bool = False,
@@ -102,7 +101,6 @@ def compare(
         tuned_fields: `section.field` -> values; each recipe is first trained with all values, under other seeds, and
             compared with its best setting on the validation split (`mentalese.compare.tuning`).
         tune_seeds: runs of each setting, whose mean decides.
-        looks: comparisons that there may be, of which this is one, see `Comparison.looks`.
         jobs, executor: runs at once, and where, see `run_jobs`.
         ablate: also score the first seed's model of each recipe that thinks, without its thoughts.
 
@@ -114,7 +112,7 @@ def compare(
         FloatingPointError: the loss of a reported run, or of all trials of a recipe, was not finite.
     """
     check_jobs(jobs, executor)
-    counts, looks = (LOOKS, len(LOOKS)) if seeds == "auto" else ((seeds,), looks)
+    counts = LOOKS if seeds == "auto" else (seeds,)
     _check(recipes, counts[-1])
     require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
     require(
@@ -134,7 +132,7 @@ def compare(
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
     for count in counts:
         final_recipes, results = _train(recipes, tuned, fit, out, count, run)
-        rows = _rows(final_recipes, results, out, confidence_of(looks))
+        rows = _rows(final_recipes, results, out, confidence_of(len(counts)))
         if all(row.is_decided for row in rows):
             break
     matched: RunResult = {"by": match}
@@ -146,7 +144,7 @@ def compare(
         rows=rows,
         match=matched,
         seeds=count,
-        looks=looks,
+        looks=len(counts),
     )
     for row, one in zip(comparison.rows, tuned):
         row.tuning = one.to_dict()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.recipe import Recipe
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.questions import forking, questions
 from mentalese.suite.recipes import SUITE
+from mentalese.suite.texts import NEAR
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ def _mechanism(task: SuiteTask, name: str, tokens: int, learning_rate: float) ->
     return task.methods[0].recipe.replace(name=f"demo/{name}", train={"tokens": tokens}, optimizer=optimizer)
 
 
-RECALL, TOPICS, COMPOSITION = (SUITE[name](1.0) for name in ("recall", "topics", "composition"))
+TOPICS, COMPOSITION = SUITE["topics"](1.0), SUITE["composition"](1.0)
+RECALL = replace(SUITE["recall"](1.0), spec=NEAR)
 PHRASES = replace(SUITE["phrases"](1.0), spec="phrases:lead=3,concepts=8,phrases=8,words=32")
 EXPRESSIONS = SUITE["expressions"](1.0)
 EXPRESSIONS = replace(
@@ -44,7 +47,10 @@ EXPRESSIONS = replace(
 DEMO = {
     "memory": DemoModel(
         RECALL,
-        _mechanism(RECALL, "memory", 1_500_000, 4e-4),
+        # The release's head, whose vectors have one length, learns the shorter distance in the time of a demo.
+        _mechanism(RECALL, "memory", 1_500_000, 4e-4).replace(
+            data={"source": f"builtin:{NEAR}"}, model=RELEASED_HEAD | {"gate_init": 8.0}
+        ),
         "Thought Gestalt remembers sentences",
         "The model reads one sentence at a time. What an animal owns was said in an earlier sentence, so the "
         "answer can only come from the memory, which contains one vector per sentence.",

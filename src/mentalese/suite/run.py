@@ -157,7 +157,6 @@ def run_suite(
             seeds=count,
             tuned_fields=schedule.tuned_fields,
             tune_seeds=schedule.tune_seeds,
-            looks=len(schedule.looks),
             jobs=jobs,
             executor=executor,
             show=show,
