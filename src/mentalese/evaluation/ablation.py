@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,13 @@ def has_own_thoughts(saved: Saved) -> bool:
     return getattr(config, "has_thoughts", False) and config.thought_control is None
 
 
-def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = False) -> dict[str, Any]:
+def run(
+    saved: Saved,
+    options: AblationOptions | None = None,
+    *,
+    controls: Sequence[str] = CONTROLS,
+    show: bool = False,
+) -> dict[str, Any]:
     """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
 
     Returns:
@@ -62,12 +69,13 @@ def run(saved: Saved, options: AblationOptions | None = None, *, show: bool = Fa
             with seeded(saved.model, 0):
                 return saved.token_scores(split, show=show), None
 
-    values = {OWN: scores(None)} | {control: scores(control) for control in CONTROLS}
+    values = {OWN: scores(None)} | {control: scores(control) for control in controls}
     reference, _ = values[OWN]
     ablations: list[dict[str, object]] = []
     documents = saved.evaluation.documents(len(split.document_bytes))
     for thoughts, (other, unfinished) in values.items():
-        if thoughts == "swapped" and documents == 1 and np.array_equal(other, values["removed"][0], equal_nan=True):
+        lone = thoughts == "swapped" and documents == 1 and "removed" in values
+        if lone and np.array_equal(other, values["removed"][0], equal_nan=True):
             continue  # thoughts of a single row could only be removed; a long text has other windows
         difference: float | None = None
         interval: tuple[float, float] | None = None

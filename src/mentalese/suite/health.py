@@ -5,7 +5,7 @@ A mechanism that is idle or has collapsed was not trained: its score is not a ve
     signs   each figure that its family lists (`Family.signs`) is above the line there, as a mean over the last tenth of
             the training's log lines
     worth   its score on test documents falls if it reads the thoughts of another text instead of its own: the 95%
-            interval of the loss over documents, or questions, is above zero (without thoughts, where there is no other)
+            interval of the loss over documents, or questions, is above zero
 
 Both lines are the same for all tasks.
 """
@@ -33,15 +33,13 @@ FILE = "health.json"
 
 @dataclass(frozen=True)
 class Worth:
-    """What a model's score loses without its own thoughts.
+    """What a model's score loses if it reads another text's thoughts.
 
     Attributes:
-        thoughts: the thoughts in their place, see `mentalese.nn.controls`.
         loss: nats per token, or accuracy; above zero if its own thoughts are better.
         interval: its 95% interval over documents or questions; `None` with too few.
     """
 
-    thoughts: str
     loss: float
     interval: tuple[float, float] | None
 
@@ -103,16 +101,14 @@ def worth_of(run: Path) -> Worth | None:
         saved = load(run)
         found = None
         if ablation.has_own_thoughts(saved):
-            ablations = ablation.run(saved, AblationOptions(documents=DOCUMENTS))["ablations"]
-            by_thoughts = {each["thoughts"]: each for each in ablations}
-            other = by_thoughts.get("swapped", by_thoughts["removed"])
+            _, other = ablation.run(saved, AblationOptions(documents=DOCUMENTS), controls=["swapped"])["ablations"]
             sign = -1 if saved.layout.questions else 1  # an accuracy falls where nats rise
             interval = other["interval"] and sorted(sign * bound for bound in other["interval"])
-            found = {"thoughts": other["thoughts"], "loss": sign * other["difference"], "interval": interval}
+            found = {"loss": sign * other["difference"], "interval": interval}
         stored = {"documents": DOCUMENTS, "worth": found}
         write_json(path, sealed(stored))
     found = stored["worth"]
-    return found and Worth(found["thoughts"], found["loss"], found["interval"] and tuple(found["interval"]))
+    return found and Worth(found["loss"], found["interval"] and tuple(found["interval"]))
 
 
 def _lacks(signs: dict[str, float], worth: Worth | None, lines: dict[str, float | None]) -> str:
@@ -122,5 +118,5 @@ def _lacks(signs: dict[str, float], worth: Worth | None, lines: dict[str, float 
             words = name.replace("_", " ")
             return f"{words} is below {least:g}" if name in signs else f"{words} was not measured"
     if worth is not None and not worth.is_seen:
-        return "its score does not fall without its own thoughts"
+        return "its score does not fall with another text's thoughts"
     return ""

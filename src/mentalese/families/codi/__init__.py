@@ -10,5 +10,6 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     grow=f"{_HERE}.config:grown",
     classes={"codi": (f"{_HERE}.config:CodiConfig", f"{_HERE}.model:CodiForCausalLM")},
+    signs={"codi": {"distillation": None}},
     layouts={"qa_pairs": f"{_HERE}.layout:QuestionPairs"},
 )
