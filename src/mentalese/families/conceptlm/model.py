@@ -156,21 +156,26 @@ def explained(concepts: Concepts, ncp: Tensor) -> dict[str, Tensor]:
 
     Returns:
         `concept_r2`: 1 - L_NCP / the variance of the targets: 1 if all are exact, 0 if they are not better than the
-        mean concept, negative if worse. `concept_r2_rescaled`: the same for predictions that have the targets' mean and
-        the best scale. Both are 0 without two different targets.
+        mean concept, negative if worse. `concept_r2_rescaled`: the same for predictions with the targets' mean and the
+        best scale, a squared correlation. Both are 0 without two different targets.
     """
-    targets, predicted, valid = concepts.pooled[:, 1:].float(), concepts.predicted[:, :-1].float(), concepts.valid
-    real = targets.new_ones(targets.shape[:2]) if valid is None else valid[:, 1:].float()
-
-    def mean(states: Tensor) -> Tensor:
-        return (states * real[..., None]).sum((0, 1)) / real.sum().clamp(min=1)
-
-    targets, predicted, rounding = targets - mean(targets), predicted - mean(predicted), mean(targets).square().mean()
-    variance, spread = (concepts.mean(states.square().mean(-1)) for states in (targets, predicted))
-    alike = concepts.mean((targets * predicted).mean(-1)).clamp(min=0)
-    varied = variance > 1e-12 * rounding
-    rescaled = torch.where(varied & (spread > 0), alike.square() / (variance * spread), 0.0)
-    return {"concept_r2": torch.where(varied, 1 - ncp / variance, 0.0), "concept_r2_rescaled": rescaled}
+    both = torch.stack((concepts.pooled[:, 1:].float(), concepts.predicted[:, :-1].float()))  # [2, B, C - 1, d]
+    if concepts.valid is None:
+        rows: Tensor | int = both.shape[1] * both.shape[2]
+        centre = both.mean((1, 2), keepdim=True)
+        both = both - centre
+    else:
+        real = concepts.valid[:, 1:, None].float()
+        rows = real.sum().clamp(min=1)
+        centre = (both * real).sum((1, 2), keepdim=True) / rows
+        both = (both - centre) * real
+    with torch.autocast(both.device.type, enabled=False):  # products in float32
+        moments = both.flatten(1) @ both.flatten(1).T / (rows * both.shape[3])
+    (variance, alike), (_, spread) = moments
+    varied = variance > 1e-12 * centre[0].square().mean()
+    rescaled = alike.square() / (variance * spread).clamp(min=torch.finfo(torch.float32).tiny)
+    r2, rescaled = torch.where(varied, torch.stack((1 - ncp / variance, rescaled)), 0.0)
+    return {"concept_r2": r2, "concept_r2_rescaled": rescaled}
 
 
 @torch.no_grad()
