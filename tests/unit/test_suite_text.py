@@ -115,7 +115,7 @@ def test_ceiling_is_the_share_of_variance_that_prefixes_explain(name: str) -> No
 
 
 def test_ceiling_is_the_r2_of_counted_means_on_random_embeddings() -> None:
-    """Of the default task, next phrases are predicted by the mean of the training phrases after the same two."""
+    """The mean of the training phrases after the same two predicts the next one, in the default task."""
     task = Concepts()
     embeddings = np.random.default_rng(0).normal(size=(task.words, 256))
     sets = np.sort(task.table[:, 0], axis=1).tolist()

@@ -94,7 +94,7 @@ class Row:
             return self.baseline is None or len(self.runs) >= SEEDS_FOR_A_TEST
         reference = statistics.fmean(run["test"][self.metric.tested] for run in self.runs) - test.difference
         narrow = NARROW_POINTS if self.metric is ACCURACY else NARROW * reference
-        return test.conclusive or test.interval[1] - test.interval[0] < narrow
+        return test.decided(narrow)
 
     @property
     def metric(self) -> Metric:

@@ -43,6 +43,10 @@ class PairedTest:
         low, high = self.interval
         return low > 0 or high < 0
 
+    def decided(self, narrow: float) -> bool:
+        """Test if the interval excludes zero, or is narrower than `narrow`."""
+        return self.conclusive or self.interval[1] - self.interval[0] < narrow
+
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
 

@@ -33,7 +33,7 @@ FILE = "health.json"
 
 @dataclass(frozen=True)
 class Worth:
-    """What a model's score loses if it reads another text's thoughts.
+    """The loss of a model's score with another text's thoughts in place of its own.
 
     Attributes:
         loss: nats per token, or accuracy; above zero if its own thoughts are better.

@@ -32,8 +32,8 @@ from mentalese.values import checked
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
 Verdict = Literal["better", "not better", "undecided", "not trained"]
-"""Of a mechanism: better than its twin and all controls; decided that it is not better than one of them; neither yet;
-or idle or collapsed, which is not a verdict on the mechanism (`mentalese.suite.health`)."""
+"""The verdict on a mechanism: better than its twin and all controls; decided that it is not better than one of them;
+neither yet; or idle or collapsed, which is not a verdict on the idea (`mentalese.suite.health`)."""
 SOLVED = 0.9
 """The share of the gap from which on a seed has found what the task is about."""
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
@@ -137,8 +137,8 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 if len(seeds) < SEEDS_FOR_A_TEST:
                     continue
                 test = paired_t_test(seeds, others, step=step, confidence=confidence)
-                width, narrow = test.interval[1] - test.interval[0], NARROW_ON_TEXT if task.is_corpus else NARROW
-                found: Judged = {"conclusive": test.conclusive, "decided": test.conclusive or width < narrow}
+                narrow = NARROW_ON_TEXT if task.is_corpus else NARROW
+                found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
                 if one["solved"] is not None:
                     counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
                     found["solved_p"] = exact_test(*counts)

@@ -182,9 +182,9 @@ def run_suite(
 
 
 def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
-    """Copy the files of a comparison, which a comparison with other seeds will replace."""
+    """Rename the files of a comparison, which a comparison with other seeds would replace."""
     for file in (out / judged["name"] / "compare.json", report := out / judged["calls"][-1]["report"]):
-        write_text(file.with_stem(f"{file.stem}-{seeds}-seeds"), file.read_text(encoding="utf-8"))
+        file.replace(file.with_stem(f"{file.stem}-{seeds}-seeds"))
     judged["calls"][-1]["report"] = f"{judged['name']}/{report.stem}-{seeds}-seeds.html"
 
 
