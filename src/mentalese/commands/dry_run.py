@@ -14,7 +14,7 @@ from mentalese.data.batch import to_device
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.loop import Run
-from mentalese.training.memory import LiveBytes, peak_memory
+from mentalese.training.memory import LiveBytes, peak_memory, release_free_memory
 from mentalese.training.parallel import Parallel, setup, teardown
 
 WARM_UP, TIMED = 1, 3
@@ -83,7 +83,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     rows["memory in all"] = f"{_size(in_all)} ({how})"
     if peak is not None:
         rows["peak memory"] = (
-            f"{_size(peak)} (measured in these steps and the longest one; on a CPU with Python and its libraries)"
+            f"{_size(peak)} (measured in these steps and the longest ones; on a CPU with Python and its libraries)"
         )
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
@@ -103,12 +103,13 @@ def estimate(recipe: Recipe) -> Estimate:
     plan, model, train = run.plan, run.model, recipe.train
     per_token = flops_per_token(model, plan, train.gradient_accumulation_steps)
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
-    batch = plan.batch(plan.longest_step())
-    tokens, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
     used_weights = run.parameters["non_embedding"] + model.output_weight().numel()
-    plain_flops = 2 * tokens * (used_weights + 2 * length * width * layers)
-    layer_bytes = _ACTIVATIONS * (1 if train.precision == "bf16" else 2) * width * tokens
-    layer_bytes *= max(1.0, model.forward_flops(batch) / plain_flops)
+    layer_bytes = 0.0
+    for batch in map(plan.batch, plan.longest_steps()):
+        tokens, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
+        plain_flops = 2 * tokens * (used_weights + 2 * length * width * layers)
+        plain_bytes = _ACTIVATIONS * (1 if train.precision == "bf16" else 2) * width * tokens
+        layer_bytes = max(layer_bytes, plain_bytes * max(1.0, model.forward_flops(batch) / plain_flops))
     trained = 4 * run.parameters["trained"]
     memory = {
         "weights": 4.0 * sum(p.numel() for p in model.parameters()),  # with adapters; always float32
@@ -150,21 +151,22 @@ def _evaluation_flops(run: Run) -> float | None:
 
 
 def kept_bytes(run: Run) -> int:
-    """Return bytes that a forward pass of the longest micro-batch keeps for the backward pass, without weights."""
+    """Return bytes that a forward pass keeps for the backward pass, without weights: the most of the longest steps."""
     run.step.train()
     run.model.before_step(0)
-    step = run.plan.longest_step()
-    batch = to_device(run.plan.batch(step), run.parallel.device)
-    inputs = [value for value in batch.values() if isinstance(value, Tensor)]
-    with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
-        output = run.step(batch, run.plan.settings(step))
-        live = tensors.live
-    del output
-    return live
+    kept = []
+    for step in run.plan.longest_steps():
+        batch = to_device(run.plan.batch(step), run.parallel.device)
+        inputs = [value for value in batch.values() if isinstance(value, Tensor)]
+        with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
+            output = run.step(batch, run.plan.settings(step))
+            kept.append(tensors.live)
+        del output
+    return max(kept)
 
 
 def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
-    """Measure the recipe's first steps, and the memory of its longest one, on this machine.
+    """Measure the recipe's first steps, and the memory of its longest ones, on this machine.
 
     Returns:
         FLOPs per second, the bytes that a forward pass keeps, and the peak memory in bytes.
@@ -180,8 +182,10 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
             run.one_step()
         _synchronise(parallel.device)
         seconds, flops = time.perf_counter() - began, run.flops - flops
-        run.state.step = run.plan.longest_step()
-        run.one_step()
+        for step in run.plan.longest_steps():
+            release_free_memory()
+            run.state.step = step
+            run.one_step()
         run.check_finite()
         return flops / seconds, activations, peak_memory(parallel.device)
     finally:

@@ -39,7 +39,7 @@ from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
-from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory
+from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory, release_free_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
 from mentalese.training.optim import build_optimizer, learning_rate
@@ -69,6 +69,7 @@ from mentalese.training.step import TrainStep
 from mentalese.training.tracking import Log, LogBuffer, Record, check_trackers, read_metrics, tracked
 from mentalese.training.validation import Validation
 
+RELEASE_SECONDS = 10.0  # between two returns of free memory to the system
 ANSWERS = "answers.jsonl"  # for the questions of the test split
 
 
@@ -164,6 +165,7 @@ class Run:
             self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         forget_peak_memory(parallel.device)
         self.peak_memory: int | None = None
+        self.released = time.perf_counter()  # the last time that free memory was returned
         self.flops = 0  # on this rank, since the last log line
         self.buffer = LogBuffer()
         self.log: Log = lambda record: None
@@ -231,6 +233,7 @@ class Run:
                 if self._is_logged(state.step) or stop:
                     note = self._log()
                     bar.update(state.step, note)
+                    self._release_memory()
                 if stop:
                     self._stop(stop)
                 if state.validation_due:
@@ -243,6 +246,11 @@ class Run:
         keeps = self.recipe.train.checkpoint_every > 0 or self.parallel.world_size > 1
         if keeps and self.checkpoints.latest() != state.step:
             self._write_checkpoint()
+
+    def _release_memory(self) -> None:
+        if self.parallel.device.type == "cpu" and time.perf_counter() > self.released + RELEASE_SECONDS:
+            release_free_memory()
+            self.released = time.perf_counter()
 
     def one_step(self) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import weakref
@@ -116,3 +117,13 @@ def peak_memory(device: torch.device) -> int | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def release_free_memory() -> None:
+    """Return the heap's free memory to the system (glibc only).
+
+    Batches of many lengths leave gaps in the heap that the next ones do not fit into: a run of adapters on a
+    language model grew to 1.6 times the memory of its longest step.
+    """
+    with contextlib.suppress(OSError, TypeError, AttributeError):  # no such function, or no such library
+        ctypes.CDLL(None).malloc_trim(0)

@@ -121,16 +121,18 @@ class Plan:
             batch["labels"].fill_(IGNORED)
         return batch
 
-    def longest_step(self) -> int:
-        """Return the step of the first or last epoch whose rows take the most columns; phases may make rows longer."""
-        columns = {}
+    def longest_steps(self) -> list[int]:
+        """Return the steps of the first and of the last epoch whose rows take the most columns.
+
+        Phases may make rows longer, or their passes more.
+        """
+        steps = []
         for number in dict.fromkeys((0, self._epoch_of(self.total_steps - 1))):
             epoch, first = self._epoch(number), self._first_steps[number]
             longest = np.maximum.reduceat(epoch.rows.lengths[epoch.order], epoch.bounds[:-1])
-            for index, count in enumerate((longest * np.diff(epoch.bounds)).tolist()):
-                if first + index < self.total_steps:
-                    columns[first + index] = count
-        return max(columns, key=columns.__getitem__)
+            columns = (longest * np.diff(epoch.bounds))[: self.total_steps - first]
+            steps.append(first + int(columns.argmax()))
+        return steps
 
     def settings(self, step: int) -> dict[str, object]:
         """Return the model settings at a step; later phases override earlier ones."""
