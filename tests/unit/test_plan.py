@@ -371,7 +371,7 @@ def test_a_run_is_as_long_as_asked(train: TrainConfig, steps: int) -> None:
     assert plan.position(steps).progress == 1
 
 
-def test_progress_in_epochs_counts_tokens() -> None:
+def test_epochs_count_alike_in_progress_though_batches_grow() -> None:
     grow = Phase(start=1, clock="epochs", layout={"tokens_per_batch": 480})
     plan = make_plan(BOOK, train=TrainConfig(epochs=2), phases=(grow,), **SHAPES[2])
     progress = np.array([plan.position(step).progress for step in range(plan.total_steps + 1)])
@@ -379,6 +379,16 @@ def test_progress_in_epochs_counts_tokens() -> None:
     assert progress[second] == pytest.approx(0.5)
     assert second > 2 * (plan.total_steps - second)
     assert (np.diff(progress) > 0).all()
+
+
+def test_epochs_count_alike_in_progress_though_targets_shrink() -> None:
+    """In tokens, the last stage of a curriculum would learn at the end of the schedule."""
+    answer_only = Phase(start=1, clock="epochs", layout={"stage": 3})
+    shape = {"kind": "qa", "sequence_length": 16, "batch_size": 2, "stages": 2, "latents_per_step": 0}
+    plan = make_plan(make_split(*[[3, 3, 3, 1]] * 8), train=TrainConfig(epochs=4), phases=(answer_only,), **shape)
+    tokens = [plan.position(step).tokens for step in (0, 4, 8, 12, 16)]
+    assert tokens[1] > 2 * (tokens[2] - tokens[1])
+    assert [plan.position(step).progress for step in (0, 4, 8, 12, 16)] == [0, 0.25, 0.5, 0.75, 1]
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------

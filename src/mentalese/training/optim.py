@@ -30,8 +30,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress: float) -> float:
     """Return the learning rate of `step` (counted from 0) under a schedule of `total_steps`.
 
-    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens if the run's length is set in
-    tokens or epochs, so that a curriculum that changes the size of a step does not make the rate jump.
+    The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens or epochs if the run's length
+    is set in these, so that a curriculum that changes the size of a step does not make the rate jump.
     """
     warmup = math.ceil(config.warmup if config.warmup >= 1 else config.warmup * total_steps)
     if step < warmup:

@@ -45,8 +45,8 @@ class Position:
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
             count 1 (Thought Gestalt, appendix C).
-        progress: 0 to 1, or to `train.schedule_share`, in steps if the run's length is set in steps, else in tokens, so
-            that a change of batches does not make a schedule jump.
+        progress: 0 to 1, or to `train.schedule_share`, in the unit of the run's length: steps, epochs or tokens. A
+            curriculum that replaces written steps by latents has fewer targets in each of its epochs, which count alike.
     """
 
     epoch: int
@@ -86,11 +86,9 @@ class Plan:
         self.total_steps = self._count_steps()
 
     def position(self, step: int) -> Position:
-        epoch = self._epoch_of(step)
-        tokens, total = step, self.total_steps
-        if self.recipe.train.steps is None:
-            tokens, total = self._tokens[step], self._tokens[self.total_steps]
-        progress = min(tokens / total, 1.0) * self.recipe.train.schedule_share
+        epoch, train = self._epoch_of(step), self.recipe.train
+        clock: Clock = "epochs" if train.epochs is not None else "tokens" if train.tokens is not None else "steps"
+        progress = min(self._clock(step, clock) / self._clock(self.total_steps, clock), 1.0) * train.schedule_share
         index = step - self._first_steps[epoch]
         return Position(epoch, index, self._tokens[step], self._sentence_steps[step], progress)
 
