@@ -300,8 +300,19 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
         digits = ".1%" if model["levels"]["unit"] == "accuracy" else ".3f"
         assert f"{model['scores']['own thoughts']:{digits}}" in shown
     assert len(trained) == len(found)
+    name, models = "smollm2-words-coconut", tmp_path / "cache/models"
+    monkeypatch.setenv("MENTALESE_CACHE", str(models.parent))
+    monkeypatch.setattr("mentalese.suite.demo.ASKED", 4)
+    monkeypatch.setattr("mentalese.suite.demo.packaged_models", lambda: {name: models / name})
+    shutil.copytree("runs/demo/composition/model", models / name)
     assert mentalese("demo") == 0
     assert len(trained) == len(found), "finished runs are taken as they are"
+    assert json.loads(Path("runs/demo/demo.json").read_text())["pretrained"] is None, "its base is not in the cache"
+    (models / "smollm2").mkdir()
+    assert mentalese("demo") == 0
+    page = Path("runs/demo/index.html").read_text()
+    assert page.index(f'href="{name}.html"') < page.index(f'href="{found[0]["page"]}"')
+    assert Path("runs/demo", f"{name}.html").read_text().startswith("<!doctype html>")
 
 
 CURRICULA = {

@@ -384,7 +384,7 @@ def test_epochs_count_alike_in_progress_though_batches_grow() -> None:
 def test_epochs_count_alike_in_progress_though_targets_shrink() -> None:
     """In tokens, the last stage of a curriculum would learn at the end of the schedule."""
     answer_only = Phase(start=1, clock="epochs", layout={"stage": 3})
-    shape = {"kind": "qa", "sequence_length": 16, "batch_size": 2, "stages": 2, "latents_per_step": 0}
+    shape = {"kind": "qa", "sequence_length": 16, "batch_size": 2, "stages": 2}
     plan = make_plan(make_split(*[[3, 3, 3, 1]] * 8), train=TrainConfig(epochs=4), phases=(answer_only,), **shape)
     tokens = [plan.position(step).tokens for step in (0, 4, 8, 12, 16)]
     assert tokens[1] > 2 * (tokens[2] - tokens[1])

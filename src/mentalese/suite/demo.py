@@ -2,6 +2,7 @@
 
 Each model is the mechanism of a task of the suite, at settings that learn it quickly. It is scored with its own
 thoughts, without them, and with the thoughts of another text, and shown on a page of its own (`mentalese.viewer`).
+The page begins with a pretrained chat model that thinks, if its base is in the cache.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.evaluation.answers import AnswerRecord, ask
 from mentalese.files import check_page, write_json, write_text
+from mentalese.gguf import SMOLLM2, cached_models
 from mentalese.html import render
 from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
+from mentalese.packaged import PREFIX, packaged_models
 from mentalese.suite.demo_models import DEMO, DemoModel
 from mentalese.suite.judge import levels_of, scored_nats
 from mentalese.suite.tasks import task
@@ -33,6 +36,8 @@ Entry = dict[str, Any]
 """A part of `demo.json`."""
 EXAMPLES = 6
 SCORED = 200  # documents or questions
+PRETRAINED = f"{PREFIX}{SMOLLM2}-words-coconut"
+ASKED = 60  # questions to the pretrained model
 TRIED = 40  # first documents or questions of the test split, the candidates for examples
 
 
@@ -53,11 +58,13 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
     results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs, show=show)
     rows = []
     torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
+    pretrained = _pretrained(out)
     for (name, part), result in zip(DEMO.items(), results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, out / name) | {"seconds": result["seconds"], "tokens": result["tokens"]})
     page: Entry = {
-        "version": 1,
+        "version": 2,
+        "pretrained": pretrained,
         "models": rows,
         "command": provenance.command(),
         "commit": provenance.commit(),
@@ -67,38 +74,72 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
     return page
 
 
+def _pretrained(out: Path) -> Entry | None:
+    """Return the entry of the chat model and write its page; `None` if the model or its base is missing."""
+    name = PRETRAINED.removeprefix(PREFIX)
+    if not (cached_models() / SMOLLM2).is_dir() or name not in packaged_models():
+        return None
+    models = _controlled(PRETRAINED, ASKED)
+    scores, examples = _asked(models)
+    return {
+        "name": name,
+        "title": "SmolLM2 thinks in latents, in English",
+        "about": "A chat model of 135 million parameters, with adapters that replace the written steps of a word "
+        "problem by hidden states. Its page shows each of them as the tokens that it is closest to.",
+        "page": _page(out / f"{name}.html", models, examples[0], f"mentalese think {PRETRAINED} ..").name,
+        "scores": scores,
+        "levels": {"unit": "accuracy", "optimum": 1.0, "chance": 0.0},
+        "examples": examples,
+        "streams": [],
+    }
+
+
 def _shown(name: str, part: DemoModel, folder: Path) -> Entry:
     """Return a model's scores and examples; its page is written next to its folder."""
-    models = {
-        label: load(folder, config={"thought_control": control}).scored_by(max_documents=SCORED)
-        for label, control in CONTROLS.items()
-    }
+    models = _controlled(folder, SCORED)
     thinker, without = models["own thoughts"], models["no thoughts"]
     if thinker.layout.questions:
-        split = thinker.split()
-        answers = {label: ask(saved, split).records for label, saved in models.items()}
-        scored = {label: statistics.fmean(record.correct for record in records) for label, records in answers.items()}
-        examples = _answered(*(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+        scores, examples = _asked(models)
     else:
-        scored = {label: float(scored_nats(saved, part.task).mean()) for label, saved in models.items()}
+        scores = {label: float(scored_nats(saved, part.task).mean()) for label, saved in models.items()}
         examples = _predicted(thinker, without, part)
-    trace = thinker.think(examples[0]["text"])
-    page = folder.with_suffix(".html")
-    prompt, right = examples[0]["text"], examples[0].get("right") if thinker.layout.questions else None
-    write_text(page, think_page(thinker, prompt, against=without, answer=right, command=f"mentalese think {folder} .."))
     return {
         "name": name,
         "family": part.task.methods[0].family,
         "title": part.title,
         "about": part.about,
-        "page": page.name,
+        "page": _page(folder.with_suffix(".html"), models, examples[0], f"mentalese think {folder} ..").name,
         "recipe": part.recipe.name,
         "parameters": count_parameters(thinker.model)["non_embedding"],
-        "scores": scored,
+        "scores": scores,
         "levels": dataclasses.asdict(levels_of(part.task)),
         "examples": examples,
-        "streams": _streams(trace),
+        "streams": _streams(thinker.think(examples[0]["text"])),
     }
+
+
+def _controlled(path: str | Path, documents: int) -> dict[str, Saved]:
+    """Return a model with its own thoughts and under each control, to be scored on the first documents."""
+    return {
+        label: load(path, config={"thought_control": control}).scored_by(max_documents=documents)
+        for label, control in CONTROLS.items()
+    }
+
+
+def _asked(models: dict[str, Saved]) -> tuple[dict[str, float], list[Entry]]:
+    """Return the shares of right answers, and examples."""
+    split = models["own thoughts"].split()
+    answers = {label: ask(saved, split).records for label, saved in models.items()}
+    scores = {label: statistics.fmean(record.correct for record in records) for label, records in answers.items()}
+    return scores, _answered(*(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+
+
+def _page(file: Path, models: dict[str, Saved], example: Entry, command: str) -> Path:
+    """Write the page of a model's thoughts about an example, beside the model without them; return its file."""
+    thinker, without = models["own thoughts"], models["no thoughts"]
+    right = example.get("right") if thinker.layout.questions else None
+    write_text(file, think_page(thinker, example["text"], against=without, answer=right, command=command))
+    return file
 
 
 def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:

@@ -45,8 +45,8 @@ class Position:
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
             count 1 (Thought Gestalt, appendix C).
-        progress: 0 to 1, or to `train.schedule_share`, in the unit of the run's length: steps, epochs or tokens. A
-            curriculum that replaces written steps by latents has fewer targets in each of its epochs, which count alike.
+        progress: 0 to 1, or to `train.schedule_share`, in the unit of the run's length: steps, epochs or tokens.
+            Epochs count alike, though a curriculum that replaces written steps by latents has fewer targets in each.
     """
 
     epoch: int
