@@ -391,6 +391,20 @@ def test_epochs_count_alike_in_progress_though_targets_shrink() -> None:
     assert [plan.position(step).progress for step in (0, 4, 8, 12, 16)] == [0, 0.25, 0.5, 0.75, 1]
 
 
+def test_epochs_of_some_documents_read_them_in_turn() -> None:
+    split = make_split(*[[length] for length in range(3, 9)])
+    shape = {"kind": "per_document", "sequence_length": 16, "batch_size": 2}
+    train = TrainConfig(epochs=4, epoch_documents=2)
+    plan = make_plan(split, train=train, **shape)
+    rows = [[sum(lexical(row)) for row in rows_of(plan.batch(step))] for step in range(plan.total_steps)]
+    assert [plan.position(step).epoch for step in range(plan.total_steps)] == [0, 1, 2, 3]
+    assert len({row for batch in rows[:3] for row in batch}) == 6
+    assert set(rows[3]) == set(rows[0])
+    assert plan.text_read()["train_documents"] == 6
+    one = make_plan(split, train=dataclasses.replace(train, epochs=1), **shape)
+    assert one.text_read() == {"train_tokens": 3 + 6, "train_documents": 2, "available_documents": 6}
+
+
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 

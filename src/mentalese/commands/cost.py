@@ -57,7 +57,7 @@ def table_cost(recipe: Recipe) -> Cost | None:
     if type(layout) is not Packed or vocabulary is None:
         return None
     tokens = train.tokens
-    if train.epochs is not None and recipe.data.train_tokens is not None:
+    if train.epochs is not None and train.epoch_documents is None and recipe.data.train_tokens is not None:
         tokens = round(train.epochs * recipe.data.train_tokens)
     steps = train.steps
     if steps is None and tokens is not None:

@@ -31,6 +31,7 @@ MOST_EPOCHS = 1_000_000
 class _Epoch(NamedTuple):
     """Rows of an epoch's batches: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
 
+    split: Split
     rows: Rows
     order: np.ndarray
     bounds: np.ndarray
@@ -76,6 +77,8 @@ class Plan:
         limit = recipe.data.train_tokens
         self.split = (split if limit is None else split.head(limit)).map(np.asarray)
         self.available_documents = len(split.document_bytes)
+        documents = recipe.train.epoch_documents
+        self._parts = 1 if documents is None else max(1, round(len(self.split.document_bytes) / documents))
         self.recipe, self.tokenizer = recipe, tokenizer
         self._check(world_size)
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
@@ -114,7 +117,7 @@ class Plan:
         everything = epoch.order[epoch.bounds[index] : epoch.bounds[index + 1]]
         share = everything[rank + world_size * micro :: world_size * self.recipe.train.gradient_accumulation_steps]
         chosen = share if len(share) else everything[-1:]
-        batch = self._layout_of(number).assemble(self.split, epoch.rows[chosen], self.tokenizer)
+        batch = self._layout_of(number).assemble(epoch.split, epoch.rows[chosen], self.tokenizer)
         if not len(share):
             batch["labels"].fill_(IGNORED)
         return batch
@@ -155,10 +158,11 @@ class Plan:
 
         If some questions have no steps, their number is included.
         """
-        documents = len(self.split.document_bytes)
+        read = np.arange(len(self.split.document_bytes)) % self._parts <= self._epoch_of(self.total_steps - 1)
+        documents = int(read.sum())
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
         return without_steps | {
-            "train_tokens": len(self.split.tokens) - documents,
+            "train_tokens": int(np.diff(self.split.documents)[read].sum()) - documents,
             "train_documents": documents,
             "available_documents": self.available_documents,
         }
@@ -248,14 +252,17 @@ class Plan:
         """Return an epoch's batches, a pure function of the recipe and the number."""
         layout, seed = self._layout_of(number), self.recipe.train.seed
         generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, number]))
-        rows = layout.training_rows(self.split, generator)
-        return _Epoch(rows, *layout.pack(rows, self.split, generator))
+        split = self.split
+        if self._parts > 1:
+            split = split.select(np.arange(len(split.document_bytes)) % self._parts == number % self._parts)
+        rows = layout.training_rows(split, generator)
+        return _Epoch(split, rows, *layout.pack(rows, split, generator))
 
     def _count_epoch(self) -> None:
         """Count one more epoch."""
         epoch = self._epoch(len(self._first_steps) - 1)
         rows, starts = epoch.rows[epoch.order], epoch.bounds[:-1]
-        tokens = np.add.reduceat(rows.lexical_targets(self.split), starts)
+        tokens = np.add.reduceat(rows.lexical_targets(epoch.split), starts)
         steps = np.maximum.reduceat(self.recipe.layout.passes(rows), starts)
         for clock, counts in ((self._tokens, tokens), (self._sentence_steps, steps)):
             clock.extend((clock[-1] + np.cumsum(counts, dtype=np.int64)).tolist())
