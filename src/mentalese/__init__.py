@@ -19,7 +19,7 @@ from mentalese.registry import Family, get_recipe, import_families, match_recipe
 
 if TYPE_CHECKING:
     from mentalese.api import answer, evaluate, think, train
-    from mentalese.data.memory import as_source
+    from mentalese.data.sources import as_source
     from mentalese.models.base import LossOutput
     from mentalese.models.cache import ThoughtCache
     from mentalese.models.config import LatentThoughtConfig
@@ -64,7 +64,7 @@ __all__ = [
 
 _PLACES = {
     "answer": "mentalese.api",
-    "as_source": "mentalese.data.memory",
+    "as_source": "mentalese.data.sources",
     "evaluate": "mentalese.api",
     "load": "mentalese.api",
     "think": "mentalese.api",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from mentalese.data.memory import as_source
+from mentalese.data.sources import as_source
 from mentalese.errors import require
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
 from mentalese.files import JsonObject, check_place, write_json

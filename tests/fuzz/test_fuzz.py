@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import mentalese
 from mentalese import InputError, Recipe, Saved, as_source, get_recipe, load, open_recipe, override
 from mentalese.cli import main
-from mentalese.data.published import PUBLISHED
+from mentalese.data.row_formats import PUBLISHED
 from mentalese.data.sources import open_source
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
 from mentalese.model_fields import model_fields

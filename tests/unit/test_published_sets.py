@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mentalese import InputError, network
-from mentalese.data.published import PUBLISHED
+from mentalese.data.row_formats import PUBLISHED
 from mentalese.data.sources import is_one_text, open_source
 
 SVAMP = {

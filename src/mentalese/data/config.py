@@ -40,7 +40,7 @@ class DataConfig:
             are `python:HASH`, see `mentalese.as_source`.
         text_column: the column that contains the text; `None`: `text`, or the only candidate.
         detokenizer: the format of a set published as tokens, which is then read as running text
-            (`mentalese.data.detokenizers`); bits per byte refer to that text. `None`: read as it is.
+            (`mentalese.data.plain_text`); bits per byte refer to that text. `None`: read as it is.
         tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, `models:NAME` or `hub:NAME`.
         sentences: the sentence splitter: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.

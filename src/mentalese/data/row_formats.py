@@ -1,15 +1,299 @@
-"""Formats of the rows of any set, recognised by the first rows: a column of text, records, prompts or chats."""
+"""Formats of rows: the way in which rows of published sets, and of any other set, become documents.
+
+ProsQA's files are rows of question, steps and answer, as any set may have them.
+"""
 
 from __future__ import annotations
 
+import ast
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from mentalese.data.documents import Document, record
-from mentalese.data.files import Columns, Row
-from mentalese.data.published import PUBLISHED
-from mentalese.data.records import RowFormat, steps_of, with_cot, with_steps
+from mentalese.data.config import AnswerRuleName
+from mentalese.data.documents import Document, Kind, record
+from mentalese.data.files import ROW_SUFFIXES, TEXT_SUFFIXES, ZIP, Columns, Row
 from mentalese.errors import InputError, require
+
+EQUATION = re.compile(r"<<[^<>]+>>")
+_DECIMALS = re.compile(r"(-?\d+)\.0*")
+_OPTION = re.compile(r"\(?(?P<letter>[A-Z])[).:]\s*(?P<text>.*)", re.DOTALL)
+_QUERY = re.compile(r"""\((['"])(?P<of>[^'"]+)\1, (['"])(?P<who>[^'"]+)\3\)""")
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The way in which rows become documents.
+
+    Attributes:
+        kind: texts or records.
+        read: function from a row to a document; it raises `TypeError`, `ValueError` and the like for rows of another
+            form.
+        use: the alternative to such rows, for messages.
+        column: the column of text, if there is one.
+        remark: a line about a format that a user may not expect.
+    """
+
+    kind: Kind
+    read: Callable[[Columns], Document]
+    use: str
+    column: str | None = None
+    remark: str | None = None
+
+    def document(self, where: str, row: Columns) -> Document:
+        """Turn a row into a document; raise `InputError` with its place for a row of another form."""
+        try:
+            return self.read(row)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            fault = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError(f"{where} is malformed ({fault}): use {self.use}") from error
+
+    def reads(self, row: Columns) -> bool:
+        try:
+            return bool(self.document("", row))
+        except InputError:
+            return False
+
+
+def with_steps(row: Columns) -> Document:
+    """Read question, steps (a list) and answer."""
+    return record(row["question"], list_of_texts(row["steps"]), answer_text(row["answer"]))
+
+
+def with_cot(row: Columns) -> Document:
+    """Read question, cot (a text) and answer."""
+    return record(row["question"], steps_of(row["cot"]), answer_text(row["answer"]))
+
+
+def list_of_texts(column: object) -> list[str]:
+    if not isinstance(column, list):
+        raise TypeError(f"there is {type(column).__name__} where a list of texts belongs")
+    return column
+
+
+def answer_text(answer: object) -> str:
+    """Return an answer as text, a whole number without decimals (12.0 is 12)."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise TypeError(f"the answer is {answer!r}, neither text nor number")
+    if isinstance(answer, float) and math.isfinite(answer) and answer.is_integer():
+        answer = int(answer)
+    return str(answer)
+
+
+def steps_of(solution: str) -> list[str]:
+    """Return the equations `<<..>>` of a solution of only these, else its lines, or the sentences of its only line."""
+    equations = EQUATION.findall(solution)
+    if equations and not EQUATION.sub("", solution).strip():
+        return equations
+    lines = [line.strip() for line in solution.splitlines() if line.strip()]
+    if len(lines) != 1:
+        return lines
+    import sentencex
+
+    return [sentence.strip() for sentence in sentencex.segment("en", lines[0]) if sentence.strip()]
+
+
+# -- published sets ----------------------------------------------------------------------------------------------------
+
+_AUG = "Deng et al., Implicit Chain of Thought Reasoning via Knowledge Distillation, 2023"
+
+
+@dataclass(frozen=True)
+class PublishedSet(RowFormat):
+    """A published set of questions.
+
+    Attributes:
+        answer_rule: the rule for the comparison of answers with right ones.
+        kinds: endings of its files; only files of the first kind that occurs are read.
+        hidden: test for a row without an answer; a split that begins with such a row is left out.
+    """
+
+    answer_rule: AnswerRuleName = "number"
+    kinds: tuple[tuple[str, ...], ...] = (ROW_SUFFIXES,)
+    hidden: Callable[[Columns], bool] | None = None
+
+
+PUBLISHED: dict[str, PublishedSet] = {}
+"""The sets that `data.source` names, NAME:PATH or NAME:hub:NAME."""
+Read = Callable[[Columns], Document]
+
+
+def _published(name: str, title: str, columns: str, **settings: Any) -> Callable[[Read], Read]:
+    """Return a decorator of the function that reads the rows of a published set."""
+
+    def register(read: Read) -> Read:
+        use = f"rows of {columns}, as {title} was published"
+        PUBLISHED[name] = PublishedSet("records", read, use, **settings)
+        return read
+
+    return register
+
+
+def _number(answer: object) -> str:
+    """Return a number as text, without the commas of thousands and needless decimals: 1,200.0 is 1200."""
+    text = answer_text(answer).strip().replace(",", "")
+    float(text)  # raises
+    match = _DECIMALS.fullmatch(text)
+    return match[1] if match else text
+
+
+def _pairs(column: Any, *names: str) -> list[tuple[Any, Any]]:
+    """Return pairs of a column: a list of pairs, or on the hub a list for each name."""
+    if isinstance(column, dict):
+        column = zip(*(column[name] for name in names), strict=True)
+    return [(first, second) for first, second in column]
+
+
+def _solution(answer: str) -> tuple[list[str], str]:
+    """Split `lines #### number` into lines, and the number without commas."""
+    lines, mark, number = answer.rpartition("####")
+    if not mark:
+        raise ValueError("the answer has no ####, after which the number belongs")
+    return [line for line in lines.splitlines() if line.strip()], number.replace(",", "")
+
+
+@_published(
+    "gsm8k",
+    "GSM8K (Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021)",
+    "question and answer, a solution in lines and, after ####, a number",
+)
+def _gsm8k(row: Columns) -> Document:
+    steps, number = _solution(row["answer"])
+    if not steps:
+        raise ValueError("there is no solution before ####")
+    return record(row["question"], steps, number)
+
+
+@_published(
+    "gsm8k-aug",
+    f"GSM8K-Aug ({_AUG})",
+    "question, steps or cot, and answer, or lines question||<<equation>> <<equation>> #### answer",
+    kinds=(TEXT_SUFFIXES, ROW_SUFFIXES),
+)
+@_published("gsm8k-aug-nl", f"GSM8K-Aug-NL ({_AUG})", "question, steps or cot, and answer")
+def _gsm8k_aug(row: Columns) -> Document:
+    """Read a row of the hub, or a published line, `question||<<48/2=24>> <<24+1=25>> #### 25`."""
+    if "text" in row:
+        question, _, answer = row["text"].partition("||")
+        steps, number = _solution(answer)
+        if EQUATION.sub("", "".join(steps)).strip():
+            raise ValueError("there is more than equations before ####")
+        return record(question, EQUATION.findall("".join(steps)), number)
+    if row.get("steps") is None:
+        steps = steps_of(row["cot"])
+    else:
+        steps = [step for step in list_of_texts(row["steps"]) if step.strip()]
+    return record(row["question"], steps, answer_text(row["answer"]).replace(",", ""))
+
+
+@_published("svamp", "SVAMP (Patel et al., 2021)", "Body, Question and Answer")
+def _svamp(row: Columns) -> Document:
+    return record(f"{row['Body'].strip()} {row['Question'].strip()}", [], _number(row["Answer"]))
+
+
+@_published("multiarith", "MultiArith (Roy and Roth, 2015)", "question and final_ans, or sQuestion and lSolutions")
+def _multiarith(row: Columns) -> Document:
+    if "sQuestion" in row:
+        [answer] = row["lSolutions"]
+        return record(row["sQuestion"], [], _number(answer))
+    return record(row["question"], [], _number(row["final_ans"]))
+
+
+@_published("gsm-hard", "GSM-Hard (Gao et al., PAL, 2022)", "input and target")
+def _gsm_hard(row: Columns) -> Document:
+    return record(row["input"], [], _number(row["target"]))
+
+
+@_published(
+    "prontoqa",
+    "ProntoQA (Saparov and He, Language Models Are Greedy Reasoners, 2022)",
+    "question, query, chain_of_thought and answer, or context, question, options and answer",
+    answer_rule="text",
+)
+def _prontoqa(row: Columns) -> Document:
+    """Read an example of the generator's files, or a row of Logic-LM, whose options are such as `A) True`."""
+    row = row.get("test_example", row)
+    if "context" not in row:
+        return record(
+            f"{row['question'].strip()} {row['query'].strip()}", list_of_texts(row["chain_of_thought"]), row["answer"]
+        )
+    options = {
+        match["letter"]: match["text"] for match in map(_OPTION.fullmatch, list_of_texts(row["options"])) if match
+    }
+    question = f"{row['context'].strip()} {row['question'].strip()}"
+    return record(question, list_of_texts(row.get("explanation") or []), options[row["answer"]])
+
+
+@_published(
+    "commonsenseqa",
+    "CommonsenseQA (Talmor et al., 2019)",
+    "question, choices and answerKey, or question, cot and answer",
+    answer_rule="choice",
+    hidden=lambda row: not (row.get("answerKey") or row.get("answer")),
+)
+def _commonsenseqa(row: Columns) -> Document:
+    """Read a row as it was published or as the hub has it, or with a cot."""
+    if "cot" in row:
+        return with_cot(row)
+    question, choices = row["question"], row.get("choices")
+    if isinstance(question, dict):
+        question, choices = question["stem"], question["choices"]
+    if isinstance(choices, list):
+        choices = {name: [choice[name] for choice in choices] for name in ("label", "text")}
+    listed = " ".join(": ".join(choice) for choice in _pairs(choices, "label", "text"))
+    return record(" ".join(["Question:", question, "Choices:", listed]), [], row["answerKey"])
+
+
+@_published(
+    "hotpotqa", "HotpotQA (Yang et al., 2018)", "question, answer, context and supporting_facts", answer_rule="text"
+)
+def _hotpotqa(row: Columns) -> Document:
+    """Read a question after the paragraphs that it needs; its steps are the sentences that it needs, if they exist."""
+    facts = [(title, int(number)) for title, number in _pairs(row["supporting_facts"], "title", "sent_id")]
+    paragraphs: dict[str, list[str]] = {}
+    for title, sentences in _pairs(row["context"], "title", "sentences"):
+        paragraph = [sentence.strip() for sentence in sentences]
+        if paragraphs.setdefault(title, paragraph) != paragraph:  # facts name a paragraph by its title
+            raise ValueError(f"two paragraphs are called {title!r}")
+    needed = {title for title, _ in facts}
+    steps = [paragraphs[title][number] for title, number in facts if 0 <= number < len(paragraphs.get(title, ()))]
+    if not any(steps) or not needed <= paragraphs.keys() or not row["question"].strip():
+        raise ValueError("the question is empty, or supporting facts are not in the context")
+    context = [f"{title}: {' '.join(paragraph)}" for title, paragraph in paragraphs.items() if title in needed]
+    return record(" ".join([*context, row["question"]]), filter(None, steps), row["answer"])
+
+
+@_published(
+    "clutrr",
+    "CLUTRR (Sinha et al., A Diagnostic Benchmark for Inductive Reasoning from Text, 2019)",
+    "story, query, target and perhaps proof_state, in the zip of a task",
+    answer_rule="text",
+    kinds=(ZIP,),
+)
+def _clutrr(row: Columns) -> Document:
+    """Read a story that names relatives in brackets (`[Ann] took her son [Bob] to [Carl], Bob's uncle.`).
+
+    The query is a pair of relatives, and the target the relation of the second to the first. Steps are the rules of the
+    proof, if there is one: `Ann father Bob, Bob sister Dora: Ann aunt Dora`; the last one is the query's.
+    """
+    story, pair = row["story"].strip(), _QUERY.fullmatch(row["query"].strip())
+    if pair is None or not all(f"[{pair[name]}]" in story for name in ("of", "who")):
+        raise ValueError(f"the query is {row['query']!r}, where two names of the story belong, ('Ann', 'Bob')")
+    try:
+        proof: list[dict[tuple[str, ...], list[tuple[str, ...]]]] = ast.literal_eval(row.get("proof_state") or "[]")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("the proof is not a list of rules") from error
+    steps = []
+    for rule in reversed(proof):
+        [(found, known)] = rule.items()
+        steps.append(f"{', '.join(map(' '.join, known))}: {' '.join(found)}")
+    return record(f"{story} How is [{pair['who']}] related to [{pair['of']}]?", steps, row["target"])
+
+
+# -- other rows --------------------------------------------------------------------------------------------------------
 
 _LONG_TEXT = 100
 FIRST_ROWS = 100

@@ -16,7 +16,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from mentalese.data.config import AnswerRuleName
-from mentalese.data.published import PUBLISHED
+from mentalese.data.row_formats import PUBLISHED
 
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
 _SPACES = "\u00a0\u2009\u202f"  # separators of thousands: no-break, thin and narrow no-break
