@@ -64,7 +64,7 @@ def main() -> None:
         closed = [levels.closed(value) for value in nats]
         rate = row["runs"][0]["config"]["optimizer"]["learning_rate"]
         rows.append({"name": recipe.name, "nats": summary(nats), "closed": closed, "learning_rate": rate})
-        low, high = interval(closed) or (float("nan"), float("nan"))
+        low, high = interval(summary(closed), len(closed)) or (float("nan"), float("nan"))
         print(
             f"{recipe.name:32} {statistics.fmean(nats):.3f} nats  {statistics.fmean(closed):4.0%} "
             f"({low:.0%} to {high:.0%})  rate {rate}"

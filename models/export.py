@@ -21,7 +21,7 @@ from mentalese import load
 from mentalese.compare.compare import run_folder
 from mentalese.files import RECORD, read_json, sealed, sha256, whole_folder, write_json
 from mentalese.models.lora import WEIGHTS as ADAPTERS
-from mentalese.suite.judge import stands
+from mentalese.suite.judge import verdict
 
 MODELS = Path(__file__).parent / "mentalese_models"
 WEIGHTS = "model.safetensors"
@@ -81,7 +81,7 @@ def export_suite(folder: Path, only: str | None) -> None:
             name, seeds = method["name"].partition("/")[2], task["seeds"]
             if task["name"] == "text" and (method["role"] == "mechanism" or name == "gpt2"):
                 summary = _text_summary(method, seeds)
-            elif stands(method, task["methods"]):
+            elif verdict(method, task["methods"]) == "better":
                 summary = _share_summary(method, task["spec"])
             else:
                 continue

@@ -21,14 +21,13 @@ from mentalese.data.batch import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
-from mentalese.evaluation.statistics import paired_t_test
+from mentalese.evaluation.statistics import paired_t_test, summary
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import judge as suite_judge
 from mentalese.suite import run as suite_run
 from mentalese.suite.demo import run_demo
 from mentalese.suite.demo_models import DEMO
-from mentalese.suite.health import Health
 from mentalese.suite.judge import (
     add_equal_flops,
     answer_levels,
@@ -37,7 +36,6 @@ from mentalese.suite.judge import (
     judge,
     levels_of,
     part_nats,
-    stands,
     undecided,
     verdict,
 )
@@ -49,12 +47,13 @@ from mentalese.suite.texts import UNSEEN
 from support import module_at
 
 ROOT = Path(__file__).parents[2]
+HEALTHY = {"signs": {}, "healthy": 0, "reason": ""}
 
 
 @pytest.fixture(autouse=True)
 def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons here have no runs on disk; tests/unit/test_suite_health.py measures real ones."""
-    monkeypatch.setattr(suite_judge, "health", lambda runs: Health({}, [None for _ in runs], len(runs), ""))
+    monkeypatch.setattr(suite_judge, "health", lambda runs: HEALTHY | {"worth": [None] * len(runs)})
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -236,8 +235,8 @@ def test_dots_beyond_the_scale_stand_at_its_edge(tmp_path: Path) -> None:
 
 
 def test_an_interval_needs_three_seeds() -> None:
-    assert interval([0.1, 0.2]) is None
-    low, high = interval([0.1, 0.2, 0.3]) or (0.0, 0.0)
+    assert interval(summary([0.1, 0.2]), 2) is None
+    low, high = interval(summary([0.1, 0.2, 0.3]), 3) or (0.0, 0.0)
     assert (low, high) == (pytest.approx(0.2 - 4.3027 * 0.1 / math.sqrt(3), abs=1e-4), pytest.approx(0.4484, abs=1e-4))
 
 
@@ -523,7 +522,9 @@ def test_a_page_of_somebody_else_is_not_replaced(
 def test_published_methods_stand_against_twin_and_control() -> None:
     """`models/export.py` and the page read the same rule from suite.json."""
     tasks = json.loads((ROOT / "results" / "suite" / "suite.json").read_text())["tasks"]
-    standing = {method["name"] for task in tasks for method in task["methods"] if stands(method, task["methods"])}
+    standing = {
+        method["name"] for task in tasks for method in task["methods"] if verdict(method, task["methods"]) == "better"
+    }
     assert {"composition/coconut", "recall/thought_gestalt", "reachability/sim-cot"} <= standing
     assert "expressions/thoughtbubbles" not in standing
 

@@ -12,7 +12,7 @@ from mentalese.files import sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.suite import health as suite_health
-from mentalese.suite.health import DOCUMENTS, FILE, Health, Worth, health, signs_of, worth_of
+from mentalese.suite.health import DOCUMENTS, FILE, health, signs_of, worth_of
 from mentalese.training.loop import train
 
 
@@ -29,7 +29,7 @@ def test_each_sign_is_a_metric_of_its_family_s_training(family: str, corpus: Pat
     lines = families()[family].signs[recipe.model["model_type"]]
     found = signs_of(tmp_path / "run", lines)
     assert {name.partition(".")[0] for name in found} == {*lines} - {"next_vector_r2"}
-    assert health([tmp_path / "run"]).signs == {name: [value] for name, value in found.items()}
+    assert health([tmp_path / "run"])["signs"] == {name: [value] for name, value in found.items()}
 
 
 def logged(folder: Path, lines: list[dict[str, float]], worth: dict[str, Any] | None) -> Path:
@@ -49,17 +49,18 @@ def test_signs_are_means_over_the_last_tenth(tmp_path: Path) -> None:
     lines = [{"streams_per_token": 9.0}] * 18 + [{"streams_per_token": 1.5}, {"streams_per_token": 2.0}]
     run = logged(tmp_path / "0", lines, WORTH)
     assert signs_of(run, {"streams_per_token": 1.05}) == {"streams_per_token": 1.75}
-    assert worth_of(run) == Worth(0.2, (0.1, 0.3))
+    assert worth_of(run) == WORTH
 
 
 def test_a_mechanism_is_not_trained_if_most_seeds_are_idle(tmp_path: Path) -> None:
     forks, idle = [{"streams_per_token": 1.5}], [{"streams_per_token": 1.01}]
     unseen = WORTH | {"loss": 0.01, "interval": [-0.1, 0.1]}
     runs = [logged(tmp_path / str(i), *run) for i, run in enumerate([(forks, WORTH), (idle, WORTH), (forks, unseen)])]
-    assert health(runs[:2]) == Health({"streams_per_token": [1.5, 1.01]}, [Worth(0.2, (0.1, 0.3))] * 2, 1, "")
-    assert (health(runs).healthy, health(runs[1:2]).reason) == (1, "streams per token is below 1.05")
-    assert health(runs[2:]).reason == "its score does not fall with another text's thoughts"
-    assert health([logged(tmp_path / "none", forks, None)]).reason == ""
+    healthy = {"worth": [WORTH] * 2, "healthy": 1, "reason": ""}
+    assert health(runs[:2]) == {"signs": {"streams_per_token": [1.5, 1.01]}} | healthy
+    assert (health(runs)["healthy"], health(runs[1:2])["reason"]) == (1, "streams per token is below 1.05")
+    assert health(runs[2:])["reason"] == "its score does not fall with another text's thoughts"
+    assert health([logged(tmp_path / "none", forks, None)])["reason"] == ""
 
 
 def test_worth_is_the_loss_of_another_text_s_thoughts(corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -78,11 +79,11 @@ def test_worth_is_the_loss_of_another_text_s_thoughts(corpus: Path, tmp_path: Pa
 
     train(shortest("thought_gestalt", corpus), tmp_path / "run", show=False)
     monkeypatch.setattr(suite_health.ablation, "run", ablations(0.5))
-    assert worth_of(tmp_path / "run") == worth_of(tmp_path / "run") == Worth(0.5, (0.4, 0.6))
+    assert worth_of(tmp_path / "run") == worth_of(tmp_path / "run") == {"loss": 0.5, "interval": [0.4, 0.6]}
     assert len(asked) == 1
     saved = load("mentalese.models.saved:load")(tmp_path / "run")
     object.__setattr__(saved, "layout", type("Asked", (), {"questions": True})())
     monkeypatch.setattr(suite_health, "load", lambda run: saved)
     (tmp_path / "run" / FILE).unlink()
     monkeypatch.setattr(suite_health.ablation, "run", ablations(-0.5))
-    assert worth_of(tmp_path / "run") == Worth(0.5, (0.4, 0.6))
+    assert worth_of(tmp_path / "run") == {"loss": 0.5, "interval": [0.4, 0.6]}

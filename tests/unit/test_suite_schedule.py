@@ -21,13 +21,12 @@ from mentalese.files import write_json
 from mentalese.recipe import Recipe
 from mentalese.suite import judge as suite_judge
 from mentalese.suite import run as suite_run
-from mentalese.suite.health import Health
 from mentalese.suite.recipes import SUITE
-from mentalese.suite.run import Look, Schedule, most_to_gain, run_suite
-from mentalese.suite.status import TaskStatus, read_status
+from mentalese.suite.run import Look, Schedule, TaskStatus, most_to_gain, read_status, run_suite
 
 METHODS = ("coconut", "sim-cot")
 SEEDS = (3, 5, 7)
+HEALTHY = {"signs": {}, "healthy": 0, "reason": ""}
 WIDE, SMALL = "reachability", "composition"
 
 
@@ -53,7 +52,7 @@ class Suite:
         self.published: list[dict[str, int]] = []
         monkeypatch.setattr(suite_run, "compare", self.compare)
         monkeypatch.setattr(suite_run, "LOOKS", SEEDS)
-        monkeypatch.setattr(suite_judge, "health", lambda runs: Health({}, [None for _ in runs], len(runs), ""))
+        monkeypatch.setattr(suite_judge, "health", lambda runs: HEALTHY | {"worth": [None] * len(runs)})
         monkeypatch.setattr("mentalese.compare.compare.report", lambda *_: "a report")
 
     def run(self) -> dict[str, Any]:
@@ -136,8 +135,10 @@ def test_every_task_has_a_look_before_one_has_two(tmp_path: Path, monkeypatch: p
     assert [task["name"] for task in result["tasks"]] == [WIDE, SMALL]
     small_task = result["tasks"][1]["methods"]
     assert {one["name"].partition("/")[2]: len(one["closed"]["seeds"]) for one in small_task}["sim-cot"] == 3
-    assert {row.row[1:] for row in suite.status()} == {("done", "3 to 7", "1", "1", "0", "0.0"),
-                                                      ("done", "7", "0", "2", "0", "0.0")}  # fmt: skip
+    small, wide = suite.status()
+    assert (small.planned, small.decided, small.undecided, small.hours_left) == (0, 1, 1, 0.0)
+    assert (wide.planned, wide.decided, wide.undecided, wide.hours_left) == (0, 0, 2, 0.0)
+    assert [sorted({*status.seeds.values()}) for status in (small, wide)] == [[3, 7], [7]]
 
 
 def results(suite: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -170,7 +171,7 @@ def test_a_stopped_suite_goes_on_and_takes_nothing_back(tmp_path: Path, monkeypa
 def test_status_counts_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(tmp_path, monkeypatch, stop_after=20)
     small, wide = suite.status()
-    assert small.row == (SMALL, "0 of 30", "0", "0", "0", "2", "-")
+    assert (small.finished, small.planned, small.not_begun, small.hours_left) == (0, 30, 2, None)
     assert not any(tmp_path.iterdir())
     with pytest.raises(Stopped):
         suite.run()
@@ -178,7 +179,7 @@ def test_status_counts_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: pyt
     assert (small.finished, small.planned) == (20, 31), "a rate at the edge has one more"
     assert small.hours_left == pytest.approx(11 * 0.1)
     assert sum(small.seeds.values()) == 20 - 5 * 3 - 1
-    assert wide.row == (WIDE, "0 of 30", "0", "0", "0", "2", "-")
+    assert (wide.finished, wide.planned, wide.not_begun, wide.hours_left) == (0, 30, 2, None)
     suite.stop_after = 31 + 31 + 7
     with pytest.raises(Stopped):
         suite.run()
@@ -194,7 +195,7 @@ def test_times_are_of_methods_that_have_finished_runs(tmp_path: Path, monkeypatc
     with pytest.raises(Stopped):
         suite.run()
     small, _ = suite.status()
-    assert (small.row[1], small.row[-1], small.untimed) == ("1 of 30", "0.5+", 4)
+    assert (small.finished, small.planned, small.untimed, small.hours_left) == (1, 30, 4, pytest.approx(0.5, abs=0.05))
 
 
 def test_runs_of_other_recipes_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,12 +88,18 @@ def run(options: Options) -> None:
 
 def print_status(options: Options) -> None:
     """Print a row for each task: its runs, seeds and verdicts, and the time left."""
-    from mentalese.suite.run import Schedule
-    from mentalese.suite.status import HEADER, read_status
+    from mentalese.suite.run import Schedule, read_status
 
     schedule = Schedule.of(options.trials, options.tune_seeds, options.seeds)
     tasks = read_status(options.tasks, options.out, schedule, recipes=options.methods, size=options.size)
     if options.json:
         print_json([dataclasses.asdict(task) for task in tasks])
         return
-    print_table(HEADER, [task.row for task in tasks])
+    rows = []
+    for task in tasks:
+        seeds = sorted({min(task.seeds.values()), max(task.seeds.values())})
+        hours = "-" if task.hours_left is None else f"{task.hours_left:.1f}" + "+" * (task.untimed > 0)
+        runs = f"{task.finished} of {task.planned}" if task.planned else "done"
+        counts = map(str, (task.decided, task.undecided, task.not_begun))
+        rows.append((task.task, runs, " to ".join(map(str, seeds)), *counts, hours))
+    print_table(("task", "runs", "seeds", "decided", "undecided", "not begun", "CPU hours left"), rows)

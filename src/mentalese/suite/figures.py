@@ -121,7 +121,7 @@ def _matrix(paths: list[str]) -> Drawing:
 
 def _suite_text(paths: list[str]) -> Drawing:
     """Return a panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
-    from mentalese.suite.judge import interval_of
+    from mentalese.suite.judge import interval
 
     task, *_ = _tasks(paths, text=True)
     methods, counts = task["methods"], [len(method["closed"]["seeds"]) for method in task["methods"]]
@@ -130,10 +130,10 @@ def _suite_text(paths: list[str]) -> Drawing:
     picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
     for panel, (name, values) in zip(panels[0], scores.items()):
         for row, (method, score, count) in enumerate(zip(methods, values, counts)):
-            _draw(panel, row, method["role"], score["mean"], interval_of(score, count))
+            _draw(panel, row, method["role"], score["mean"], interval(score, count))
         _rows(panel, task)
         panel.set_xlabel(name)
-    note = "" if interval_of(methods[0]["score"], counts[0]) is None else " with 95% intervals"
+    note = "" if interval(methods[0]["score"], counts[0]) is None else " with 95% intervals"
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     footnote(picture, f"means over {seeds} seed{'s' * (seeds != '1')}{note}; axes do not begin at zero")
     rows = [

@@ -12,16 +12,14 @@ Both lines are the same for all tasks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
-from mentalese.files import read_json, sealed, write_json
+from mentalese.files import JsonObject, read_json, sealed, write_json
 from mentalese.models.saved import load
 from mentalese.registry import families
 from mentalese.training.tracking import read_metrics
@@ -31,54 +29,30 @@ DOCUMENTS = 200
 FILE = "health.json"
 
 
-@dataclass(frozen=True)
-class Worth:
-    """The loss of a model's score with another text's thoughts in place of its own.
+Worth = JsonObject | None
+"""The `loss` of a model's score, nats per token or accuracy, with another text's thoughts in place of its own, and its
+95% `interval` over documents or questions, `None` with too few; `None` if the model has no thoughts to replace."""
 
-    Attributes:
-        loss: nats per token, or accuracy; above zero if its own thoughts are better.
-        interval: its 95% interval over documents or questions; `None` with too few.
+
+def health(runs: Sequence[Path]) -> JsonObject:
+    """Return the health of a mechanism's runs, of which each is a seed.
+
+    Returns:
+        `signs`, the figures of its training (`Family.signs`), and `worth` for each seed; `healthy`, the number of
+        healthy seeds; `reason`, what most other seeds lack, empty if at least half of the seeds are healthy.
     """
-
-    loss: float
-    interval: tuple[float, float] | None
-
-    @property
-    def is_seen(self) -> bool:
-        return self.interval is not None and self.interval[0] > 0
-
-
-@dataclass(frozen=True)
-class Health:
-    """The health of a mechanism's runs.
-
-    Attributes:
-        signs: figures of its training, see `Family.signs`, for each seed.
-        worth: for each seed; `None` if the model has no thoughts to replace.
-        healthy: the number of healthy seeds.
-        reason: what most other seeds lack; empty if at least half of the seeds are healthy.
-    """
-
-    signs: dict[str, list[float]]
-    worth: list[Worth | None]
-    healthy: int
-    reason: str
-
-    def to_dict(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
-
-
-def health(runs: Sequence[Path]) -> Health:
-    """Return the health of a mechanism's runs, of which each is a seed."""
     model_type = read_json(runs[0] / "config.json")["recipe"]["model"]["model_type"]
     lines = next((family.signs[model_type] for family in families().values() if model_type in family.signs), {})
-    signs = [signs_of(run, lines) for run in runs]
-    worth = [worth_of(run) for run in runs]
+    signs, worth = [signs_of(run, lines) for run in runs], [worth_of(run) for run in runs]
     lacks = [_lacks(sign, value, lines) for sign, value in zip(signs, worth, strict=True)]
     healthy = lacks.count("")
-    reason = "" if 2 * healthy >= len(runs) else statistics.mode(lack for lack in lacks if lack)
-    names = list(dict.fromkeys(name for sign in signs for name in sign))
-    return Health({name: [sign[name] for sign in signs if name in sign] for name in names}, worth, healthy, reason)
+    names = dict.fromkeys(name for sign in signs for name in sign)
+    return {
+        "signs": {name: [sign[name] for sign in signs if name in sign] for name in names},
+        "worth": worth,
+        "healthy": healthy,
+        "reason": "" if 2 * healthy >= len(runs) else statistics.mode(lack for lack in lacks if lack),
+    }
 
 
 def signs_of(run: Path, lines: dict[str, float | None]) -> dict[str, float]:
@@ -93,7 +67,7 @@ def signs_of(run: Path, lines: dict[str, float | None]) -> dict[str, float]:
     return {name: statistics.fmean(values) for name, values in found.items()}
 
 
-def worth_of(run: Path) -> Worth | None:
+def worth_of(run: Path) -> Worth:
     """Return what a run's thoughts are worth, stored in its folder."""
     path = run / FILE
     stored = read_json(path) if path.is_file() else {}
@@ -107,16 +81,16 @@ def worth_of(run: Path) -> Worth | None:
             found = {"loss": sign * other["difference"], "interval": interval}
         stored = {"documents": DOCUMENTS, "worth": found}
         write_json(path, sealed(stored))
-    found = stored["worth"]
-    return found and Worth(found["loss"], found["interval"] and tuple(found["interval"]))
+    worth: Worth = stored["worth"]
+    return worth
 
 
-def _lacks(signs: dict[str, float], worth: Worth | None, lines: dict[str, float | None]) -> str:
+def _lacks(signs: dict[str, float], worth: Worth, lines: dict[str, float | None]) -> str:
     """Return why a run is not healthy, in words; empty if it is."""
     for name, least in lines.items():
         if least is not None and not signs.get(name, math.nan) >= least:
             words = name.replace("_", " ")
             return f"{words} is below {least:g}" if name in signs else f"{words} was not measured"
-    if worth is not None and not worth.is_seen:
+    if worth is not None and not (worth["interval"] and worth["interval"][0] > 0):
         return "its score does not fall with another text's thoughts"
     return ""

@@ -65,7 +65,7 @@ def judge(
     for method, row, values, paths in zip(task.methods, rows, scores, folders):
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
-        condition = {"health": health(paths).to_dict()} if method.role == "mechanism" else {}
+        condition = {"health": health(paths)} if method.role == "mechanism" else {}
         further = {name: summary([further_score(task, name, path) for path in paths]) for name in task.further}
         methods.append(
             {
@@ -75,7 +75,7 @@ def judge(
                 "description": method.recipe.description,
                 "estimator": row["runs"][0]["test"].get("protocol", {}).get("estimator", "exact"),
                 "score": summary(values),
-                "closed": summary(shares) | {"interval": interval(shares), "seeds": shares},
+                "closed": summary(shares) | {"interval": interval(summary(shares), len(shares)), "seeds": shares},
                 "median": statistics.median(shares),
                 "solved": None if task.is_corpus else solved(shares),
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
@@ -196,13 +196,8 @@ def _is_untrained(method: Judged) -> bool:
     return bool(method.get("health", {}).get("reason")) and not solved_by
 
 
-def stands(method: Judged, methods: Sequence[Judged]) -> bool:
-    """Test if a mechanism, a method of a task in `suite.json`, is better than its twin and its controls."""
-    return verdict(method, methods) == "better"
-
-
 def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
-    """Return what the tests of a mechanism, a method of a task in `suite.json`, say; of another method `undecided`."""
+    """Return the verdict on a method of a task in `suite.json`; `undecided` if it is not a mechanism."""
     tests = method.get("against", {})
     if _is_untrained(method):
         return "not trained"
@@ -218,13 +213,8 @@ def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     return "undecided"
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% interval of a mean over seeds; `None` for fewer than three."""
-    return interval_of(summary(values), len(values))
-
-
-def interval_of(score: dict[str, float], seeds: int) -> tuple[float, float] | None:
-    """Return the same for the `mean` and `std` of a `summary` over seeds."""
+def interval(score: dict[str, float], seeds: int) -> tuple[float, float] | None:
+    """Return the 95% interval of the mean of a `summary` over seeds; `None` for fewer than three."""
     if seeds < SEEDS_FOR_A_TEST:
         return None
     margin = student_t_quantile(0.975, seeds - 1) * score["std"] / seeds**0.5

@@ -17,7 +17,7 @@ from mentalese.compare.comparison import LOOKS
 from mentalese.errors import nearest, require
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
-from mentalese.suite.judge import Judged, judge, stands, undecided, verdict
+from mentalese.suite.judge import Judged, judge, undecided, verdict
 from mentalese.suite.methods import Method, SuiteTask
 from mentalese.suite.recipes import DEFAULT, SUITE
 
@@ -226,7 +226,7 @@ def suite_page(result: Judged) -> str:
     families = dict.fromkeys(
         method["family"] for role in ("mechanism", "other") for method in methods if method["role"] == role
     )
-    return render("suite.html.j2", result=result, families=families, stands=stands, verdict=verdict)
+    return render("suite.html.j2", result=result, families=families, verdict=verdict)
 
 
 def tasks_of(names: Sequence[str], patterns: Sequence[str] = (), size: float = 1.0) -> list[SuiteTask]:
@@ -249,3 +249,69 @@ def tasks_of(names: Sequence[str], patterns: Sequence[str] = (), size: float = 1
         require(len(methods) > 1, "recipes", ", ".join(patterns), remedy)
         selection.append(replace(task, methods=methods))
     return selection
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """The state of a task.
+
+    Attributes:
+        finished, planned: runs of the next look that there are, and all of them, with trials; 0 without a look.
+        seeds: finished runs that are reported, by method.
+        decided, undecided, not_begun: numbers of mechanisms. Decided ones may be not trained; of those that are not
+            begun, none has been judged.
+        hours_left: CPU hours of the other runs, by finished runs of the same methods; `None` if there are none yet.
+        untimed: methods without a finished run, which `hours_left` leaves out.
+    """
+
+    task: str
+    finished: int
+    planned: int
+    seeds: dict[str, int]
+    decided: int
+    undecided: int
+    not_begun: int
+    hours_left: float | None
+    untimed: int
+
+
+def read_status(
+    names: Sequence[str], out: Path, schedule: Schedule, *, recipes: Sequence[str] = (), size: float = 1.0
+) -> list[TaskStatus]:
+    """Return the state of each task in a folder of `run_suite`; nothing is trained or written.
+
+    Raises:
+        InputError: an unknown task, or a number out of range.
+    """
+    stored = stored_tasks(out)
+    return [_status(task, stored.get(task.name), out, schedule, size) for task in tasks_of(names, recipes, size)]
+
+
+def _status(task: SuiteTask, judged: Judged | None, out: Path, schedule: Schedule, size: float) -> TaskStatus:
+    methods = {method.recipe.name for method in task.methods}
+    same = judged and (judged["size"], judged["looks"]) == (size, len(schedule.looks))
+    if judged and not (same and methods <= {method["name"] for method in judged["methods"]}):
+        judged = None  # of another call
+    look = next_look(task, judged, out, schedule)
+    counts = dict(look.counts) if look else {}
+    looked_at = [*counts]
+    untimed = sum(count.seconds is None for count in counts.values())
+    mechanisms = sum(method.role == "mechanism" for method in task.methods)
+    still_open = len(methods.intersection(undecided(judged))) if judged else 0
+    for method in task.methods:
+        if method.recipe.name not in counts:
+            counts[method.recipe.name] = count_method(method, out / task.name, schedule.looks[-1], schedule)
+    return TaskStatus(
+        task=task.name,
+        finished=sum(counts[name].finished for name in looked_at),
+        planned=sum(counts[name].planned for name in looked_at),
+        seeds={method.recipe.name: counts[method.recipe.name].seeds for method in task.methods},
+        decided=mechanisms - still_open if judged else 0,
+        undecided=still_open,
+        not_begun=0 if judged else mechanisms,
+        hours_left=None if look and untimed == len(looked_at) else (look.seconds_left if look else 0.0) / 3600,
+        untimed=untimed,
+    )
