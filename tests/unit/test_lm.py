@@ -33,9 +33,8 @@ from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation.harness import MentaleseLM, zero_shot
-from mentalese.evaluation.measures import read_tasks
+from mentalese.evaluation.measures import SETS, read_questions, read_tasks
 from mentalese.evaluation.options import EvaluationOptions
-from mentalese.evaluation.zero_shot import SETS, read_questions
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
@@ -110,7 +109,7 @@ class ByLabel(Bigram):
         return batch["labels"].clamp(min=0).float()
 
 
-# -- scores --------------------------------------------------------------------------------------------------------
+# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def test_plain_model_score_is_its_log_softmax(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -300,7 +299,7 @@ def test_a_model_of_records_is_refused(tokenizer: PreTrainedTokenizerFast) -> No
         reader(Bigram(tokenizer), tokenizer, layout=QuestionAnswer())
 
 
-# -- questions -----------------------------------------------------------------------------------------------------
+# -- questions ---------------------------------------------------------------------------------------------------------
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "lambada_test": [{"text": "He said no and yes"}, {"text": "One two\nthree"}],
@@ -436,7 +435,7 @@ def test_blimp_is_the_mean_over_its_files(tokenizer: PreTrainedTokenizerFast, fo
     assert found["items"] == 66 * 4 + 2
 
 
-# -- held to lm-eval -----------------------------------------------------------------------------------------------
+# -- held to lm-eval ---------------------------------------------------------------------------------------------------
 
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
     "lambada_openai": [{"text": 'He said: "No and\n\nyes'}, {"text": "One two  three"}],
@@ -721,7 +720,7 @@ def test_a_saved_models_answers_are_those_of_its_scores(saved: Path, folder: Pat
     assert found["acc_perplexity"] == pytest.approx(np.mean([np.argmin(whole) == label for label in labels]))
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

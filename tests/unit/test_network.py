@@ -17,8 +17,8 @@ from mentalese import InputError, get_recipe, load
 from mentalese.cli import main
 from mentalese.data.sources import open_source
 from mentalese.data.tokenizers import load_pretrained_tokenizer
+from mentalese.evaluation.measures import read_questions
 from mentalese.evaluation.options import EvaluationOptions
-from mentalese.evaluation.zero_shot import read_questions
 from mentalese.network import hub_or_cache, unreachable
 from support import saved, shrink
 

@@ -46,10 +46,7 @@ class AnswerRecord:
 
     Attributes:
         document: the number of the question in its split.
-        text: the model's whole output.
-        answer: the answer in `text`.
-        expected: the answer of the record, by `final_answer`.
-        correct: `True` if the two are equal by the rule of the protocol.
+        text: the model's whole output, in which `answer` is.
         asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
         finished: `True` if the answer ended before the limit of new tokens.
         tokens: number of new tokens, including the end.
@@ -77,15 +74,11 @@ class AnswerMetrics:
     """Shares of questions that a model answers correctly.
 
     Attributes:
-        accuracy: the share of questions whose greedy answer equals the record's, by the rule of the protocol.
-        exact_match: the share of questions with `answer_rule.exact_match`.
-        f1: the mean of `answer_rule.f1` over questions.
-        protocol: the settings of the evaluation.
-        pass_at_k: the share of questions for which any of the k attempts of `protocol` equals the record's answer;
-            `None` without attempts.
+        accuracy: the share of greedy answers that equal the record's, by the rule of the protocol; `exact_match` and
+            `f1` are means of those of `answer_rule`.
+        pass_at_k: the share of questions with a right one among k attempts; `None` without attempts.
         unfinished: the number of greedy answers that were cut at the limit of new tokens.
-        not_asked: the numbers of the questions that leave no room for an answer in the model's context; they count as
-            wrong.
+        not_asked: the numbers of questions that leave no room for an answer in the model's context: these are wrong.
     """
 
     accuracy: float
@@ -106,7 +99,7 @@ class AnswerMetrics:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The result of a split, `validation` or `test` of a run: its scores, and of questions the answers at a stage."""
+    """The scores of a split, and of questions the answers at a stage."""
 
     scores: Perplexity
     answers: AnswerMetrics | None = None
@@ -119,7 +112,6 @@ class SplitResult:
 
     @property
     def unfinished(self) -> int:
-        """The number of answers that were cut at the limit of new tokens."""
         return 0 if self.answers is None else self.answers.unfinished
 
     def to_dict(self) -> dict[str, object]:
@@ -218,15 +210,12 @@ def ask(
     continues the question as text, see `free_answer`.
 
     Args:
-        saved: the model; its `layout` has the stage and the number of latents, its `evaluation` the number of
-            questions, the batch size and the limit of new tokens. Its mode is restored.
         options: shots, attempts, temperature and seed; only `run` uses the other options.
         examples: the records for shots; a question is never an example for itself.
 
     Raises:
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
-            the shots, or no question that leaves room for an answer in the model's context; raised before the model
-            answers.
+            the shots, or no room for an answer in the model's context; raised before the model answers.
     """
     prompts = QuestionPrompts(saved, split, options, examples)
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context

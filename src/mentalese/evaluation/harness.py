@@ -23,7 +23,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.prompts import PromptEncoder, TextRow, check_prompts
 from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError, require
-from mentalese.evaluation.zero_shot import Questions
+from mentalese.evaluation.measures import Questions
 from mentalese.models import hf
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
@@ -286,7 +286,7 @@ class MentaleseLM(LM):
         return torch.nn.functional.pad(missed, (1, 0))
 
 
-# -- tasks -----------------------------------------------------------------------------------------------------------
+# -- tasks -------------------------------------------------------------------------------------------------------------
 
 _SEED = 1234  # lm-eval's seed for few-shot examples
 _RESAMPLINGS = 1000  # for standard errors that have no formula

@@ -46,14 +46,9 @@ class PairedScores:
 def compare_scores(
     scores: np.ndarray, reference: np.ndarray, split: Split, *, positions: int = POSITIONS
 ) -> PairedScores:
-    """Compare two models' `token_scores` of one split.
+    """Compare two models' `token_scores` of one split; raise `InputError` for other tokens, or none.
 
-    Args:
-        scores, reference: nats per token [len(split.tokens)]; NaN for tokens that are not scored, the same in both.
-        positions: number of positions in a sentence; the last one includes all later ones.
-
-    Raises:
-        InputError: the models did not score the same tokens, or none.
+    The last of `positions` in a sentence includes all later ones.
     """
     index = np.flatnonzero(~np.isnan(scores))
     other = np.flatnonzero(~np.isnan(reference))

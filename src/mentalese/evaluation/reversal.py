@@ -58,15 +58,11 @@ def reversal_scores(
 ) -> dict[str, np.ndarray]:
     """Return the nats of target and distractor as the first token of the answer, for all ordered pairs of names.
 
-    Args:
-        saved: the model; its mode is restored. With sentence markers the context is a whole sentence and the query an
-            open one.
-        names: names of one token each (`single_token_names`).
-        batch_size: rows at once; results do not depend on it.
+    With sentence markers the context is a whole sentence and the query an open one.
 
     Returns:
-        `normal` and `reversed`: float64 [names, names, 2], by father, son and (target, distractor); NaN on the
-        diagonal, where father and son would be the same.
+        `normal` and `reversed`: float64 [names, names, 2], by father, son and (target, distractor); NaN where father
+        and son would be the same.
     """
     model, tokenizer = saved.model, saved.tokenizer
     ids = single_token_names(tokenizer)

@@ -83,7 +83,8 @@ def run(
     """Generate and score samples of each kind, `{kind: result}`, by the result of `open_judge`; `None`: opened now.
 
     Raises:
-        InputError: errors of `open_judge`, `unconditional`, `conditional` and `Saved.store`.
+        InputError: a model of questions, too few documents, or tokens above the model's context; errors of `open_judge`
+            and `Saved.store`.
     """
     judge = judge or open_judge(options, saved.device)
     results: dict[str, dict[str, object]] = {}
@@ -108,9 +109,6 @@ def unconditional(saved: Saved, options: SampleOptions, judge: Saved, *, show: b
         For each decoding `generative_perplexity` (per token of the judge; `None` if only ends of documents were
         generated), `entropy` (nats, the mean over samples), `samples_per_second` and the first few `texts`; and the
         `protocol`.
-
-    Raises:
-        InputError: a model of questions, or `sample_tokens` above the model's context.
     """
     special = _special_ids(saved)
     end = special["eos_token_id"]
@@ -144,11 +142,7 @@ def conditional(
 
     Returns:
         As `unconditional`, for the continuations given their prompts; and `mauve` (0 to 1) of prompts and continuations
-        against the documents' first tokens: for `multinomial` the mean over `draws`, each with one continuation of
-        every prompt, with its `mauve_stderr`.
-
-    Raises:
-        InputError: a model of questions, too few documents, or tokens above the model's context.
+        against the documents' first tokens: for `multinomial` the mean over `draws` and its `mauve_stderr`.
     """
     special = _special_ids(saved)
     tokens = options.sample_tokens or 50
@@ -265,10 +259,9 @@ def token_entropy(ids: Tensor) -> float:
 
 
 def judge_texts(judge: Saved, texts: Sequence[tuple[str, str]]) -> float | None:
-    """Return the perplexity under the judge, per token of the judge, of texts after their prompts: (prompt, text).
+    """Return the perplexity, per token of the judge, of texts after their prompts: (prompt, text); `None` without text.
 
-    Each pair is read as one document. If it is longer than the judge reads at once, it is read in windows of half
-    context and half new tokens. `None` if there is no text.
+    Each pair is read as one document, a long one in windows of half context and half new tokens.
     """
     encode = PromptEncoder(judge.tokenizer, judge.data).text
     pairs = [(encode(prompt).ids, encode(new, continues=bool(prompt)).ids) for prompt, new in texts]

@@ -2,12 +2,9 @@
 
     L(x) = (x_c / x)^alpha        x: training tokens D or non-embedding parameters N      (Kaplan et al., 2020)
 
-is a straight line of log L against log x, fitted by least squares. A model whose law gives the loss L(x) is worth
-
-    m(x) = x_ref(L(x)) / x        x_ref: the size that the reference needs for the same loss, by its own law
-
-times its size to the reference (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws, as in the
-paper's 1.33 to 1.42 for parameters; the achieved losses of its Table 2 would give 1.28 to 1.51.
+is a straight line of log L against log x. A model is worth m(x) = x_ref(L(x)) / x times its size to a reference, which
+needs x_ref for the same loss (Thought Gestalt, section 3.2: m_D and m_N). Both sides are fitted laws, as in the paper's
+1.33 to 1.42 for parameters; the achieved losses of its Table 2 would give 1.28 to 1.51.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ class PowerLaw:
     """A fitted L(x) = (scale / x)^exponent.
 
     Attributes:
-        points: number of fitted points.
-        exponent_interval: 95% interval, by Student's t with `points - 2` degrees of freedom; `None` for two points.
-        spread: standard deviation of log L about the line (`points - 2` in the denominator); `None` for two points.
+        exponent_interval: 95% interval by Student's t; `None` for two points.
+        spread: standard deviation of log L about the line; `None` for two points.
         center, variation: mean of log x, and the sum of its squared distances from it.
     """
 
@@ -54,11 +50,9 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Multiplier:
-    """The worth of a model of size `x` to the reference: the reference's size for the same loss, over `x`.
+    """The size that the reference needs for the loss of a model of size `x`, over `x`, with its 95% interval.
 
-    Attributes:
-        interval: 95% interval, by Fieller's theorem (1954) with Student's t and a pooled spread; `None` if both laws
-            have two points, or if the reference's exponent is not significantly different from zero.
+    There is no interval if both laws have two points, or if the reference's exponent may be zero.
     """
 
     x: float
@@ -100,26 +94,23 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
 
 
 def multiplier(x: float, law: PowerLaw, reference: PowerLaw) -> Multiplier:
-    """Return the multiple of `x` that the reference needs for the loss of `law` at `x`."""
-    return Multiplier(x, reference.inverse(law.loss(x)) / x, _interval(x, law, reference))
+    """Return the multiple of `x` that the reference needs for the loss of `law` at `x`.
 
-
-def _interval(x: float, law: PowerLaw, reference: PowerLaw) -> Interval | None:
-    """Return the u = log x_ref at which the reference's line may be as high as the other at log x.
-
-    Those are the roots of (y - slope u)^2 = t^2 s^2 (1/n' + v'^2/V' + 1/n + u^2/V), with y measured from the
-    reference's mean loss, u and v' from the centres of the two fits.
+    The interval is Fieller's (1954), with Student's t and a pooled spread. It has each u = log x_ref at which the
+    reference's line may be as high as the other at log x: the roots of (y - slope u)^2 = t^2 s^2 (1/n' + v'^2/V' + 1/n
+    + u^2/V), with y measured from the reference's mean loss, u and v' from the centres of the two fits.
     """
+    value = reference.inverse(law.loss(x)) / x
     degrees = law.points + reference.points - 4
     if degrees == 0:
-        return None
+        return Multiplier(x, value, None)
     squares = sum((fit.spread or 0.0) ** 2 * (fit.points - 2) for fit in (law, reference))
     noise = student_t_quantile(0.975, degrees) ** 2 * squares / degrees
     slope, y = -reference.exponent, math.log(law.loss(x) / reference.loss(math.exp(reference.center)))
     spread = 1 / law.points + (math.log(x) - law.center) ** 2 / law.variation + 1 / reference.points
     a, b, c = slope**2 - noise / reference.variation, -2 * slope * y, y**2 - noise * spread
     if a <= 0:
-        return None
+        return Multiplier(x, value, None)
     root = math.sqrt(max(0.0, b**2 - 4 * a * c))
     low, high = (math.exp((-b + sign * root) / (2 * a) + reference.center) / x for sign in (-1, 1))
-    return low, high
+    return Multiplier(x, value, (low, high))

@@ -54,12 +54,10 @@ class PairedTest:
 def paired_t_test(
     values: Sequence[float], reference: Sequence[float], *, step: float = 0.0, confidence: float = 0.95
 ) -> PairedTest:
-    """Test pairs that share a seed (Student 1908); takes at least two pairs.
+    """Test two or more pairs that share a seed (Student 1908); `confidence`: of the interval.
 
-    Args:
-        confidence: of the interval.
-        step: the unit of values, such as one question of an accuracy. Differences scatter by at least step / sqrt(6),
-            as for two rounded numbers: three differences of one question each are equal by chance.
+    With a `step` between values, such as one question of an accuracy, differences scatter by at least step / sqrt(6),
+    as for two rounded numbers: three differences of one question each are equal by chance.
     """
     differences = [a - b for a, b in zip(values, reference, strict=True)]
     n, mean = len(differences), statistics.fmean(differences)
@@ -113,11 +111,8 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 def bootstrap_pairs(values: np.ndarray, *, samples: int = 2_000) -> tuple[float, float] | None:
     """Return a 95% interval of the mean over ordered pairs of units, by drawing units (Snijders and Borgatti, 1999).
 
-    Pairs that share a unit are not independent, so units are drawn with replacement, with all pairs among them. Return
-    `None` for fewer than three units.
-
-    Args:
-        values: value of each ordered pair [units, units]; the diagonal is not read.
+    `values` [units, units] are of pairs; the diagonal is not read. Pairs that share a unit are not independent, so
+    units are drawn with replacement, with all pairs among them. Return `None` for fewer than three units.
     """
     units = len(values)
     if units < 3:
@@ -131,15 +126,10 @@ def bootstrap_pairs(values: np.ndarray, *, samples: int = 2_000) -> tuple[float,
 
 
 def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray | None:
-    """Return the 95% bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979) by column.
+    """Return the 95% bootstrap interval of `sum(numerators) / sum(denominators)` (Efron, 1979), [2, columns].
 
-    Whole units, such as documents, are drawn with replacement, since values within a unit are not independent.
-
-    Args:
-        numerators, denominators: sums of each unit [units, columns].
-
-    Returns:
-        [2, columns], low and high; `None` for fewer than two units.
+    Both are sums of each unit [units, columns]. Whole units, such as documents, are drawn with replacement, since
+    values within a unit are not independent. Return `None` for fewer than two units.
     """
     units = len(numerators)
     if units < 2:
@@ -154,16 +144,11 @@ def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndar
 
 
 def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
-    """Return the percentile bootstrap interval of the mean over questions, from `least` to `most`.
+    """Return the bootstrap interval of the mean over questions, from `least` to `most`, [2, columns].
 
-    Where all questions have one value the bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may
-    have another value, which is one unit away (Clopper and Pearson, 1934).
-
-    Args:
-        values: [questions, columns], whole numbers: right or wrong, or differences of these.
-
-    Returns:
-        [2, columns], low and high; `None` for fewer than two questions.
+    Values [questions, columns] are whole numbers: right or wrong, or differences of these. Where all are the same the
+    bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may have another value, which is one unit
+    away (Clopper and Pearson, 1934). Return `None` for fewer than two questions.
     """
     interval = bootstrap_ratio(values, np.ones(values.shape))
     if interval is None:
