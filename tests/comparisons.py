@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +57,7 @@ def comparison(models: int = 2, seeds: int = 1) -> dict[str, Any]:
             "bits_per_byte": summary([r["test"]["bits_per_byte"] for r in runs]),
             **{key: summary([r[key] for r in runs]) for key in ("train_flops_per_token", "tokens_per_second")},
             "baseline": "family0/tiny" if index else None, "ratio": 1 - index / 50,
-            "paired_test": paired_t_test(nll, first).to_dict() if index and seeds > 2 else None, "runs": runs,
+            "paired_test": dataclasses.asdict(paired_t_test(nll, first)) if index and seeds > 2 else None, "runs": runs,
             "commands": [f"mentalese train {name} --seed {seed} --out runs/seed-{seed}" for seed in range(seeds)],
         })  # fmt: skip
     return {
@@ -82,5 +83,5 @@ def questions(models: int = 2, seeds: int = 1) -> dict[str, Any]:
             del row[name]
         row["accuracy"], row["f1"] = summary(values), summary([value + 0.05 for value in values])
         row["difference"] = sum(values) / seeds - sum(first) / seeds
-        row["paired_test"] = paired_t_test(values, first).to_dict() if index and seeds > 2 else None
+        row["paired_test"] = dataclasses.asdict(paired_t_test(values, first)) if index and seeds > 2 else None
     return compared

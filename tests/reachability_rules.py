@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mentalese.data.prosqa import Question
+from mentalese.data.generated import Question
 
 RULES: dict[str, tuple[str, int, int]] = {
     "named more often": ("mentions", 0, 0),

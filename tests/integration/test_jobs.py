@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import pytest
 
-from mentalese.compare import executors
 from mentalese.compare import jobs as jobs_module
 from mentalese.compare.compare import compare
 from mentalese.compare.jobs import Job, run_jobs
@@ -67,7 +66,7 @@ def test_the_time_left_does_not_count_what_an_earlier_call_did(
     bar = Progress("", 0, 0)
 
     @contextmanager
-    def recorded(*_: object, show: bool) -> Iterator[Progress]:
+    def recorded(*_: object, start: float, show: bool) -> Iterator[Progress]:
         yield bar
 
     monkeypatch.setattr(jobs_module, "progress", recorded)
@@ -79,16 +78,16 @@ def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, mon
     """`long` lasts until the one that follows `short` is done."""
     short, following, long = jobs(corpus, tmp_path, 3)
     done: list[Job] = []
-    train = executors.Processes._train
+    train = jobs_module.Processes._train
 
-    def slow(processes: executors.Processes, order: dict[str, Any]) -> Any:
+    def slow(processes: jobs_module.Processes, order: dict[str, Any]) -> Any:
         end = time.monotonic() + 300
         while order["folder"] == str(long.folder) and following not in done:
             assert time.monotonic() < end, "it waits for the long one"
             time.sleep(0.05)
         return train(processes, order)
 
-    monkeypatch.setattr(executors.Processes, "_train", slow)
+    monkeypatch.setattr(jobs_module.Processes, "_train", slow)
 
     def then(job: Job, result: dict[str, Any] | None) -> list[Job]:
         assert result == read_json(job.folder / "result.json")
@@ -183,7 +182,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, corpus: Pa
     out = tmp_path / "run"
     order = json.dumps({"recipe": long.to_dict(), "folder": str(out), "argv": ["x"]}) + "\n"
     with subprocess.Popen(
-        [sys.executable, "-m", "mentalese.compare.executors"], stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", "mentalese.compare.jobs"], stdin=subprocess.PIPE, text=True
     ) as process:
         process.stdin.write(order)
         process.stdin.flush()

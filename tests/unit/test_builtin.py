@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from mentalese.data.builtin import BUILTIN, MIN_WORDS, stdlib
-from mentalese.data.stories import families
+from mentalese.data.generated import families
 
 
 @pytest.mark.slow
@@ -27,9 +27,9 @@ def test_stdlib_is_english_prose_in_documents_of_some_length() -> None:
 def test_builtin_data_is_the_same_in_every_process() -> None:
     """Question i does not depend on how many are made, so that a few show what would differ: the order of a set."""
     code = (
-        "import hashlib; from mentalese.data import arithmetic, builtin, prosqa, stories; print(hashlib.sha256(repr(["
-        "builtin.stdlib(), stories.families()[:300], arithmetic.arithmetic()[:300], prosqa.prosqa_questions(300), "
-        "prosqa.prosqa_questions(300, size=prosqa.SMALL)]).encode()).hexdigest())"
+        "import hashlib; from mentalese.data import builtin, generated; print(hashlib.sha256(repr(["
+        "builtin.stdlib(), generated.families()[:300], generated.arithmetic()[:300], generated.prosqa_questions(300), "
+        "generated.prosqa_questions(300, size=generated.SMALL)]).encode()).hexdigest())"
     )
     first, second = (
         subprocess.run(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mentalese.data.builtin import BUILTIN
-from mentalese.data.prosqa import PUBLISHED, SMALL, GraphSize, Question, prosqa_questions
+from mentalese.data.generated import PUBLISHED, SMALL, GraphSize, Question, prosqa_questions
 from mentalese.data.sources import open_source
 
 SIZES = {"published": PUBLISHED, "small": SMALL}

@@ -300,7 +300,7 @@ def test_axes_start_at_zero_or_say_that_they_do_not() -> None:
     points = [Point(0, "a", 1.0, 0.5, []), Point(1, "b", 2.0, 0.7, [])]
     for chart in (accuracy, scatter("A", points, counted("FLOPs"), ACCURACY, best_is_low=False)):
         assert chart.scale == ""
-        assert chart.y_ticks[0].text == "0%"
+        assert chart.y_ticks[0][1] == "0%"
     losses = [9.0, 4.0, 3.0]
     loss = line_chart("L", [Curve(0, "a", x, losses, losses, losses, [])], counted("FLOPs"), LOSS)
     assert loss.scale == "does not start at zero; its steep start is above"

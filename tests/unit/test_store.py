@@ -178,6 +178,7 @@ def test_disk_error_gives_one_sentence_and_no_partial_file(config: DataConfig, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_two_processes_may_prepare_the_same_store_at_once(config: DataConfig, tmp_path: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path; from mentalese import DataConfig\n"

@@ -11,8 +11,8 @@ import pytest
 from mentalese.files import sealed, write_json
 from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
-from mentalese.suite import health as suite_health
-from mentalese.suite.health import DOCUMENTS, FILE, health, signs_of, worth_of
+from mentalese.suite import judge as suite_judge
+from mentalese.suite.judge import DOCUMENTS, HEALTH_FILE, health, signs_of, worth_of
 from mentalese.training.loop import train
 
 
@@ -22,6 +22,7 @@ def shortest(family: str, corpus: Path) -> Recipe:
     return recipe.replace(data={} if recipe.layout.questions else {"source": f"file:{corpus}"}, train=length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [family.name for family in families().values() if family.signs])
 def test_each_sign_is_a_metric_of_its_family_s_training(family: str, corpus: Path, tmp_path: Path) -> None:
     recipe = shortest(family, corpus)
@@ -38,7 +39,7 @@ def logged(folder: Path, lines: list[dict[str, float]], worth: dict[str, Any] | 
     write_json(folder / "config.json", sealed({"recipe": {"model": {"model_type": "thoughtbubbles"}}}))
     records = [json.dumps(sealed({"step": step, "loss": 1.0} | line)) for step, line in enumerate(lines)]
     (folder / "metrics.jsonl").write_text("".join(f"{record}\n" for record in records))
-    write_json(folder / FILE, sealed({"documents": DOCUMENTS, "worth": worth}))
+    write_json(folder / HEALTH_FILE, sealed({"documents": DOCUMENTS, "worth": worth}))
     return folder
 
 
@@ -78,12 +79,12 @@ def test_worth_is_the_loss_of_another_text_s_thoughts(corpus: Path, tmp_path: Pa
         return run
 
     train(shortest("thought_gestalt", corpus), tmp_path / "run", show=False)
-    monkeypatch.setattr(suite_health.ablation, "run", ablations(0.5))
+    monkeypatch.setattr(suite_judge.ablation, "run", ablations(0.5))
     assert worth_of(tmp_path / "run") == worth_of(tmp_path / "run") == {"loss": 0.5, "interval": [0.4, 0.6]}
     assert len(asked) == 1
     saved = load("mentalese.models.saved:load")(tmp_path / "run")
     object.__setattr__(saved, "layout", type("Asked", (), {"questions": True})())
-    monkeypatch.setattr(suite_health, "load", lambda run: saved)
-    (tmp_path / "run" / FILE).unlink()
-    monkeypatch.setattr(suite_health.ablation, "run", ablations(-0.5))
+    monkeypatch.setattr(suite_judge, "load", lambda run: saved)
+    (tmp_path / "run" / HEALTH_FILE).unlink()
+    monkeypatch.setattr(suite_judge.ablation, "run", ablations(-0.5))
     assert worth_of(tmp_path / "run") == {"loss": 0.5, "interval": [0.4, 0.6]}

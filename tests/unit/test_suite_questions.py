@@ -14,7 +14,7 @@ import pytest
 
 from mentalese.data.builtin import open_builtin
 from mentalese.data.documents import SPLITS, Document, Source
-from mentalese.data.prosqa import Question
+from mentalese.data.generated import Question
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
 from mentalese.suite.tasks import task
 from mentalese.suite.tasks.composition import Composition

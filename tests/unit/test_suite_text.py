@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mentalese.suite.tasks.base import MarkovText
-from mentalese.suite.tasks.concepts import Concepts
-from mentalese.suite.tasks.phrases import Phrases
+from mentalese.suite.tasks.phrases import Concepts, Phrases
 from mentalese.suite.tasks.topics import Topics
 
 TINY: dict[str, MarkovText] = {

@@ -129,14 +129,7 @@ def measure(recipe: Recipe, baseline: Recipe, *, rounds: int = 5, steps: int = 2
 
 
 def bench(names: list[str], out: Path | None) -> Measured:
-    """Measure each family's `tiny` recipe against its baseline, and write the result to `out` as JSON.
-
-    Args:
-        names: names of families; an empty list means all families whose `tiny` recipe has a baseline.
-
-    Raises:
-        InputError: a family without a `tiny` recipe that names a baseline, or a folder that is missing.
-    """
+    """Measure the `tiny` recipe of some families, or of all, against its baseline; write a JSON file to `out`."""
     check_place(out, "--out")
     pairs: dict[str, tuple[Recipe, Recipe]] = {}
     for name in families():
@@ -194,7 +187,7 @@ def _synchronise() -> None:
 
 
 def memory_of_own_process(recipe: Recipe, steps: int) -> int | None:
-    """Return peak bytes of a process that trains a few steps: allocated on the GPU, or resident on a CPU."""
+    """Return peak bytes of a separate process, allocated on the GPU or resident on a CPU."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(peak_memory, (recipe, steps))
 

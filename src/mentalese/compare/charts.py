@@ -47,11 +47,6 @@ class Label(NamedTuple):
     cost: str = ""
 
 
-class Tick(NamedTuple):
-    at: float
-    text: str
-
-
 @dataclass(frozen=True)
 class Chart:
     """A figure, ready to be drawn.
@@ -59,9 +54,8 @@ class Chart:
     Attributes:
         scale: a remark about the axes.
         axis: the unit below the horizontal axis.
-        readings: its values for the page's script: `stops`, each a horizontal coordinate and its text, and for each of
-            `lines` its `name`, the number of stops before its end (`runs`), and at each stop `y`, the `place` and the
-            `text` of its label (`None` before it begins).
+        readings: its values for the page's script: `stops`, each a coordinate and its text, and for each of `lines` its
+            `name`, its number of stops (`runs`), and at each the `y`, the `place` and the `text` of its label.
     """
 
     title: str
@@ -69,8 +63,8 @@ class Chart:
     axis: str
     shapes: list[Shape]
     labels: list[Label]
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
     readings: Readings = field(default_factory=dict)
     height: int = HEIGHT
 
@@ -86,12 +80,9 @@ class Chart:
 
 @dataclass(frozen=True)
 class Measure:
-    """An axis: the format of its numbers, and its scale.
+    """An axis: its unit, the functions that format a number and a tick, and its scale.
 
     Attributes:
-        unit: the unit, after a number in text, and below the axis.
-        show: function that formats a number.
-        tick: function that formats a tick.
         step: unit of which ticks are round multiples.
         from_zero: the axis starts at zero; charts remark that others do not.
     """
@@ -113,14 +104,14 @@ class Measure:
     def back(self, value: float) -> float:
         return math.exp(value) if self.logarithmic else value
 
-    def ticks(self, at: Callable[[float], float], low: float, high: float, length: float) -> list[Tick]:
-        """Return round numbers from `low` to `high` that `at` places on an axis of some length."""
+    def ticks(self, at: Callable[[float], float], low: float, high: float, length: float) -> list[tuple[float, str]]:
+        """Return the places and texts of round numbers from `low` to `high` on an axis of some length."""
         low, high = low / self.step, high / self.step
         every = round_numbers(0.95 * low, 1.05 * high) if self.logarithmic else []
         if len(every) < 3:
             every = [number for number in _ticks(low, high) if number > 0 or not self.logarithmic]
         numbers = [number * self.step for number in every]
-        return [Tick(at(number), self.tick(number)) for number in numbers if 0 <= at(number) <= length]
+        return [(at(number), self.tick(number)) for number in numbers if 0 <= at(number) <= length]
 
 
 def counted(unit: str, step: float = 1.0, *, logarithmic: bool = False) -> Measure:
@@ -361,11 +352,11 @@ def spread(places: Sequence[float], gap: float, height: float) -> list[float]:
     return result
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about `count` multiples of 1, 2 or 5 times a power of ten that enclose `low` and `high`."""
+def _ticks(low: float, high: float) -> list[float]:
+    """Return about five multiples of 1, 2 or 5 times a power of ten that enclose `low` and `high`."""
     if high <= low:
         return [low]
-    rough = (high - low) / count
+    rough = (high - low) / 5
     power = 10 ** math.floor(math.log10(rough))
     size = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
     first, last = math.floor(low / size), math.ceil(high / size)

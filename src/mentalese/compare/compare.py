@@ -49,27 +49,14 @@ Fit = Callable[[Recipe], Recipe]
 PARAMETER_TOLERANCE = 0.01
 MOST_SEEDS = 1000
 
-# Steps whose FLOPs are counted one by one; of a longer run, this many that are spread evenly over it.
-_COUNTED_STEPS = 10_000
-
-# The same where a length is fitted, and how many lengths are tried.
-_FITTED_STEPS = 256
-_LENGTHS_TRIED = 16
+_COUNTED_STEPS = 10_000  # whose FLOPs are counted one by one; of a longer run, as many spread evenly over it
+_FITTED_STEPS, _LENGTHS_TRIED = 256, 16  # the same where a length is fitted, and how many lengths are tried
 
 # Results are comparable only if all recipes agree on these.
 _SHARED = (
-    ("data", "source"),
-    ("data", "text_column"),
-    ("data", "detokenizer"),
-    ("data", "tokenizer"),
-    ("data", "train_tokens"),
-    ("data", "held_out"),
-    ("evaluation", "tokens"),
-    ("evaluation", "joined"),
-    ("evaluation", "metric"),
-    ("evaluation", "answer_tokens"),
-    ("evaluation", "answer_rule"),
-    ("evaluation", "max_test_documents"),
+    *(("data", name) for name in ("source", "text_column", "detokenizer", "tokenizer", "train_tokens", "held_out")),
+    *(("evaluation", name) for name in ("tokens", "joined", "metric")),
+    *(("evaluation", name) for name in ("answer_tokens", "answer_rule", "max_test_documents")),
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
@@ -92,7 +79,7 @@ def compare(
     """Train and evaluate every recipe with every seed; write `compare.json` and `report.html` into `out`.
 
     Args:
-        recipes: recipes; the first one sets the budget, and is the baseline of recipes whose baseline is not listed.
+        recipes: the first one sets the budget, and is the baseline of recipes whose baseline is not listed.
         out: the folder of run folders `<recipe>/seed-<k>/`; finished runs are kept, interrupted runs resumed.
         match: `params` refuses models whose non-embedding parameters differ from the first one's by more than 1%;
             `tokens` and `flops` set every run's length to match the first one's, and no run stops early.
@@ -113,13 +100,12 @@ def compare(
     """
     check_jobs(jobs, executor)
     counts = LOOKS if seeds == "auto" else (seeds,)
+    tuned_fields = tuned_fields or {}
     _check(recipes, counts[-1])
     require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
-    require(
-        tune_seeds == 1 or bool(tuned_fields), "tune_seeds", tune_seeds, "nothing is tuned; add --tune, or remove it"
-    )
+    used = tune_seeds == 1 or bool(tuned_fields)
+    require(used, "tune_seeds", tune_seeds, "nothing is tuned; add --tune, or remove it")
     check_page(out / "report.html", "compare.json")
-    tuned_fields = tuned_fields or {}
     _check_tuned(recipes, tuned_fields, match)
     fit: Fit = _as_it_is
     if match == "params":
@@ -138,18 +124,12 @@ def compare(
     matched: RunResult = {"by": match}
     if match in ("tokens", "flops"):
         matched["budget"] = statistics.median_low([result[match] for result in results[0]])
-    comparison = Comparison(
-        source=final_recipes[0].data.source,
-        tokenizer=before_preparing(final_recipes[0].data).tokenizer,
-        rows=rows,
-        match=matched,
-        seeds=count,
-        looks=len(counts),
-    )
-    for row, one in zip(comparison.rows, tuned):
+    for row, one in zip(rows, tuned):
         row.tuning = one.to_dict()
     if ablate and is_main_process():
-        _add_ablations(comparison.rows, out, show)
+        _add_ablations(rows, out, show)
+    data = final_recipes[0].data
+    comparison = Comparison(data.source, before_preparing(data).tokenizer, rows, matched, count, len(counts))
     content = comparison.to_json()
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", content)
@@ -221,8 +201,7 @@ class RunCounts:
     """Runs of a recipe in a comparison, by the files of a folder.
 
     Attributes:
-        finished: trials and seeds that have ended.
-        planned: all trials and seeds; more trials are added if the best one is at an edge.
+        finished, planned: trials and seeds that have ended, and all; more trials follow if the best is at an edge.
         seeds: finished runs that are reported.
         seconds: mean time of a finished run, with its validations and its test; `None` without one.
     """
@@ -254,7 +233,11 @@ def count_runs(
     is_tuned = tuned is None or not tuned.pending
     reported = _ended(_seed_jobs(recipe if tuned is None else tuned.recipe, out, seeds)) if is_tuned else {}
     ended |= reported
-    times = [_seconds(folder, result) for folder, result in ended.items() if result is not None]
+    times = []
+    for folder, result in ended.items():
+        if result is not None:  # of a run that was continued, the last part or all steps, whichever is longer
+            began, end = ((folder / name).stat().st_mtime for name in ("config.json", "result.json"))
+            times.append(max(float(result["seconds"]), end - began))
     return RunCounts(len(ended), planned + seeds, len(reported), statistics.fmean(times) if times else None)
 
 
@@ -269,12 +252,6 @@ def _ended(jobs: Sequence[Job]) -> dict[Path, Result]:
         elif is_run_of(job.recipe, result.get("config")):
             ended[job.folder] = result
     return ended
-
-
-def _seconds(folder: Path, result: RunResult) -> float:
-    """Return the time of a finished run; of one that was continued, the last part or all steps, whichever is longer."""
-    began, ended = ((folder / name).stat().st_mtime for name in ("config.json", "result.json"))
-    return max(float(result["seconds"]), ended - began)
 
 
 def _fit(first: Recipe, match: str, seeds: int, show: bool) -> Fit:
@@ -314,7 +291,7 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
     return _folder(out, name) / f"seed-{seed}"
 
 
-# -- before training -------------------------------------------------------------------------------------------------
+# -- before training ---------------------------------------------------------------------------------------------------
 
 
 def _check(recipes: list[Recipe], seeds: int) -> None:
@@ -352,14 +329,10 @@ def _check_parameters(recipes: list[Recipe], tuned_fields: TunedFields, show: bo
         recipes = [recipes[0], *tried]
     first, *others = [count_parameters(_outline(recipe, show)[0])["non_embedding"] for recipe in recipes]
     for recipe, count in zip(recipes[1:], others):
-        off = count / first - 1
-        require(
-            abs(off) <= PARAMETER_TOLERANCE,
-            f"non-embedding parameters of {recipe.name}",
-            count,
-            f"{recipes[0].name} has {abs(off):.1%} {'fewer' if off > 0 else 'more'}, and matching allows "
-            f"{PARAMETER_TOLERANCE:.0%}; change its model's sizes, or use match=tokens or match=flops",
-        )
+        off, field = count / first - 1, f"non-embedding parameters of {recipe.name}"
+        remedy = f"{recipes[0].name} has {abs(off):.1%} {'fewer' if off > 0 else 'more'}, and matching allows "
+        remedy += f"{PARAMETER_TOLERANCE:.0%}; change its model's sizes, or use match=tokens or match=flops"
+        require(abs(off) <= PARAMETER_TOLERANCE, field, count, remedy)
 
 
 def _outline(recipe: Recipe, show: bool) -> tuple[LanguageModel, Callable[[Recipe], Plan]]:
@@ -412,9 +385,7 @@ def flops_per_token(
 ) -> float:
     """Return the training FLOPs per lexical token, over steps spread evenly over the plan.
 
-    Args:
-        seed: seed of a run whose steps are all counted; random choices of its model then count as drawn, not at their
-            mean.
+    With the `seed` of a run whose steps are all counted, random choices of its model count as drawn, not at their mean.
     """
     count = min(samples, plan.total_steps)
     flops = 0
@@ -428,7 +399,7 @@ def flops_per_token(
     return flops / sum(plan.position(step + 1).tokens - plan.position(step).tokens for step in steps)
 
 
-# -- after training --------------------------------------------------------------------------------------------------
+# -- after training ----------------------------------------------------------------------------------------------------
 
 
 def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path, confidence: float) -> list[Row]:

@@ -6,7 +6,7 @@ import datetime
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from mentalese import provenance
 from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, Metric, metric_of
@@ -30,13 +30,12 @@ class Row:
     """A recipe of a comparison.
 
     Attributes:
-        figures: figures of the test split and costs, by name: `mean`, `std`, `min` and `max` over seeds.
+        figures: `summary` over seeds of figures of the test split, and of costs, by name.
         runs: results of runs, one per seed.
         baseline: name of the row that this one is compared with; `None` for the baseline itself.
         change: ratio or difference to the baseline (`Metric.change`); `None` if the two were scored on other tokens or
             questions.
         paired_test: test of the seeds against the seeds of the baseline; `None` for too few.
-        commands: command of each run.
         answers: files with the answers of runs, in the folder of the comparison.
         tuning: trials, see `Tuned.to_dict`.
         ablation: scores of the first seed without its thoughts, see `mentalese.evaluation.ablation`.
@@ -102,7 +101,6 @@ class Row:
 
     @property
     def value(self) -> float:
-        """The mean of the metric."""
         return self.mean(self.metric.name)
 
     def mean(self, name: str) -> float:
@@ -131,7 +129,7 @@ class Row:
             **self.figures,
             "baseline": self.baseline,
             self.metric.change: self.change,
-            "paired_test": None if self.paired_test is None else self.paired_test.to_dict(),
+            "paired_test": None if self.paired_test is None else asdict(self.paired_test),
             "runs": self.runs,
             "commands": self.commands,
             **optional,
@@ -156,8 +154,7 @@ class Comparison:
     Attributes:
         match: the cost that runs have in common: `by` parameters, tokens or FLOPs, and the `budget` of the latter two.
         seeds: runs per recipe.
-        looks: comparisons that there may be, with more seeds each time until they decide. Each test errs in at most
-            5% / looks of cases, so that all together err in 5% (Bonferroni).
+        looks: comparisons that there may be, with more seeds each time until they decide.
     """
 
     source: str
@@ -179,7 +176,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[RunResult]:
-        """The runs of all rows."""
         return [run for row in self.rows for run in row.runs]
 
     def to_json(self) -> RunResult:
@@ -192,7 +188,7 @@ class Comparison:
 
 
 def confidence_of(looks: int) -> float:
-    """Return the confidence of each test's interval if there may be so many looks (`Comparison.looks`)."""
+    """Return the confidence of each test's interval if there may be so many looks, which together err in 5%."""
     return 1 - 0.05 / looks
 
 

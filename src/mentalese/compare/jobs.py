@@ -1,36 +1,58 @@
-"""Many trainings: one after the other in this process, or several at once by an executor.
+"""Many trainings: one after the other in this process, or several at once in processes or as jobs of a cluster.
 
 A finished run is not trained again, and an interrupted one continues. Jobs that follow from results, such as the seeds
 of a tuned recipe, begin as soon as these are there, while others still run.
+
+Elsewhere each training has one thread on a CPU, or one GPU, so its result does not depend on the number of parallel
+trainings. An order (a recipe and a folder) is sent, and only errors come back: results are in the run folders, which
+all machines must see.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
+import queue
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeAlias
 
-from mentalese.compare.executors import Cluster, Order, Outcome, Processes, Running
+import torch
+
 from mentalese.errors import InputError, require
-from mentalese.files import read_json, sealed, write_json
+from mentalese.files import JsonObject, read_json, sealed, write_json
+from mentalese.install import install_command
 from mentalese.recipe import Recipe
-from mentalese.screen import Progress, progress
+from mentalese.screen import progress
 from mentalese.training import loop
 from mentalese.training.run_folder import RunResult
 from mentalese.training.signals import stop_signals
 
+if TYPE_CHECKING:
+    import submitit
+
+A_DAY = 24 * 60
+"""Minutes that a job of a cluster may take if `timeout_min` is not set; submitit's own limit is five."""
+
+Outcome = dict[str, str]
+Running: TypeAlias = "Future[Outcome] | submitit.Job[Outcome]"
+
 
 @dataclass(frozen=True)
 class Job:
-    """One training.
+    """One training: a recipe and the folder of its run.
 
     Attributes:
-        folder: folder of the run.
         may_diverge: a loss that is not finite is a result, `None`, and not an error.
         priority: order of waiting jobs; the lowest number is next.
     """
@@ -143,16 +165,19 @@ class _Work:
 def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> None:
     """Train jobs by an executor, at most `count` at once."""
     running: dict[int, Running] = {}
-    shares: list[float] = []
-    with stop_signals() as signals, progress("runs", 0, show=show) as bar:
+    with stop_signals() as signals, progress("runs", 0, start=len(work.results), show=show) as bar:
         try:
             while running or work.waiting:
-                _report(work, running, shares, bar)
                 while len(running) < count and work.waiting:
                     index = work.take()
                     job = work.jobs[index]
-                    order = Order(recipe=job.recipe.to_dict(), folder=str(job.folder), argv=sys.argv)
+                    bar.start += _share(job)  # of an earlier call, so that its work is not part of the remaining time
+                    order = {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
                     running[index] = executor.submit(order, job.folder.parent / "submitit")
+                shares = [(work.jobs[index], _share(work.jobs[index])) for index in running]
+                names = ", ".join(f"{job.recipe.name} {job.folder.name} {share:.0%}" for job, share in shares)
+                bar.total, done = len(work.jobs), len(work.results)
+                bar.update(done + sum(share for _, share in shares), f"{done} of {bar.total} done  {names}")
                 for index in [index for index, training in running.items() if training.done()]:
                     work.finish(index, _result(work.jobs[index], running.pop(index).result()))
                 if signals.first:
@@ -178,21 +203,6 @@ def _note_divergence(job: Job, message: str) -> None:
     write_json(job.folder / "diverged.json", sealed(noted))
 
 
-def _report(work: _Work, running: dict[int, Running], shares: list[float], bar: Progress) -> None:
-    """Show how much is done; `shares`: of each job, brought up to date."""
-    for index, job in enumerate(work.jobs):
-        if index < len(shares) and index not in running and index not in work.results:
-            continue
-        share = 1.0 if index in work.results else _share(job)
-        if index == len(shares):
-            # The remaining time is estimated without the work of earlier calls.
-            bar.start += share
-        shares[index : index + 1] = [share]
-    names = ", ".join(f"{work.jobs[i].recipe.name} {work.jobs[i].folder.name} {shares[i]:.0%}" for i in running)
-    bar.total = len(work.jobs)
-    bar.update(sum(shares), f"{len(work.results)} of {len(work.jobs)} done  {names}")
-
-
 def _share(job: Job) -> float:
     """Return the completed share of a training, by the last logged step."""
     if (job.folder / "result.json").is_file():
@@ -204,3 +214,169 @@ def _share(job: Job) -> float:
         return 0.0
     lengths = (("step", train.steps), ("tokens", train.tokens), ("epoch", train.epochs))
     return next((min(1.0, last.get(name, 0) / length) for name, length in lengths if length), 0.0)
+
+
+# -- executors ---------------------------------------------------------------------------------------------------------
+
+
+def train_order(order: JsonObject) -> Outcome:
+    """Train the `recipe` of an order in its `folder`; return `error` and `message` of an error, if there was one."""
+    sys.argv = order["argv"]
+    try:
+        loop.train(Recipe.from_dict(order["recipe"]), Path(order["folder"]), resume=True, show=False)
+    except (FloatingPointError, InputError) as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {}
+
+
+class Processes:
+    """Processes that train one order after the other; each stops, with a checkpoint, when its standard input ends."""
+
+    poll_seconds = 0.1
+
+    def __init__(self, count: int) -> None:
+        self.processes: list[tuple[subprocess.Popen[str], IO[str]]] = []  # and the file of what it prints
+        self.mine = threading.local()
+        self.threads = ThreadPoolExecutor(count, initializer=self._start)  # a thread for each process
+
+    def _start(self) -> None:
+        environment = dict(os.environ)
+        if gpus := torch.cuda.device_count():
+            visible = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[len(self.processes) % gpus]
+        else:
+            environment["OMP_NUM_THREADS"] = "1"
+        log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        # A separate session: Ctrl-C reaches only this process, which stops the others in order.
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self.mine.process = process, log
+        self.processes.append(self.mine.process)
+
+    def submit(self, order: JsonObject, logs: Path) -> Running:
+        """Start a training."""
+        return self.threads.submit(self._train, order)
+
+    def _train(self, order: JsonObject) -> Outcome:
+        process, log = self.mine.process
+        process.stdin.write(json.dumps(order) + "\n")
+        process.stdin.flush()
+        if line := process.stdout.readline():
+            outcome: Outcome = json.loads(line)
+            return outcome
+        log.seek(0)
+        raise RuntimeError(": ".join([f"training in {order['folder']} ended early", *log.read().splitlines()[-1:]]))
+
+    def stop(self) -> None:
+        """End all running trainings, each with a checkpoint."""
+        for process, _ in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        self.threads.shutdown()
+        for process, log in self.processes:
+            with process, log:  # which wait for the process and close its files
+                pass
+
+
+def main() -> int:
+    """Train the orders that come in on standard input, one line each; print the outcome of each as a line."""
+    outcomes = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is not an outcome
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(orders,), daemon=True).start()
+    while line := orders.get():
+        try:
+            outcome = train_order(json.loads(line))
+        except loop.Interrupted as error:
+            return error.exit_code
+        print(json.dumps(outcome), file=outcomes, flush=True)
+    return 0
+
+
+def _receive(orders: queue.SimpleQueue[bytes]) -> None:
+    """Pass lines on; the end of standard input, with which the parent ends, stops a training in order."""
+    with open(0, "rb", buffering=0, closefd=False) as lines:  # the interpreter needs `sys.stdin` at exit
+        for line in lines:
+            orders.put(line)
+    orders.put(b"")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Cluster:
+    """Jobs of Slurm, or processes that stand in for them, through submitit.
+
+    A job whose machine is taken away is sent again and continues from its last checkpoint.
+
+    Args:
+        executor: `slurm:timeout_min=60,slurm_partition=gpu`, with parameters of `submitit.AutoExecutor`.
+
+    Raises:
+        InputError: an unknown cluster, a malformed option, or a cluster that cannot be used.
+    """
+
+    poll_seconds = 1.0
+
+    def __init__(self, executor: str) -> None:
+        self.cluster, _, options = executor.partition(":")
+        self.options: dict[str, str | int] = {"timeout_min": A_DAY}
+        words = [word.partition("=") for word in options.split(",") if word]
+        if self.cluster not in ("slurm", "local") or not all(name and value for name, _, value in words):
+            raise InputError(
+                f"executor is {executor!r}: use slurm or local, with options as slurm:timeout_min=60", "executor"
+            )
+        self.options |= {name: int(value) if value.isdecimal() else value for name, _, value in words}
+        self.jobs: list[submitit.Job[Outcome]] = []
+        self._engine(Path("unused"))
+
+    def submit(self, order: JsonObject, logs: Path) -> Running:
+        """Start a training; the folder `logs` is for its output."""
+        self.jobs.append(self._engine(logs).submit(_Training(order)))
+        return self.jobs[-1]
+
+    def stop(self) -> None:
+        """Cancel all running jobs."""
+        for job in self.jobs:
+            if not job.done():
+                with contextlib.suppress(OSError):
+                    job.cancel(check=False)
+
+    def _engine(self, logs: Path) -> submitit.AutoExecutor:
+        try:
+            import submitit
+        except ModuleNotFoundError as error:
+            raise InputError(f"executor needs submitit: {install_command('slurm')}") from error
+        try:
+            engine = submitit.AutoExecutor(folder=logs, cluster=self.cluster)
+            engine.update_parameters(**self.options)
+        except (NameError, TypeError, RuntimeError) as error:  # a parameter that it does not have; no srun here
+            raise InputError(f"executor {self.cluster!r} cannot be used: {error}") from error
+        return engine
+
+
+class _Training:
+    """An order in the form that submitit pickles and sends."""
+
+    def __init__(self, order: JsonObject) -> None:
+        self.order = order
+
+    def __call__(self) -> Outcome:
+        if not torch.cuda.is_available():
+            torch.set_num_threads(1)
+        return train_order(self.order)
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """Return the submission that submitit sends again; the run writes checkpoints itself."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -72,7 +72,6 @@ class Tuned:
     Attributes:
         fit: function that gives a trial the length that all runs share.
         pending: settings to try next: the grid, then extensions of ranges whose best value is at an edge.
-        seeds: runs of each setting.
     """
 
     base: Recipe

@@ -1,4 +1,4 @@
-"""Batches: named tensors whose shapes follow one convention for all layouts; those of a split that is scored."""
+"""Batches: named tensors whose shapes follow one convention for all layouts, and batches of a split that is scored."""
 
 from __future__ import annotations
 
@@ -42,17 +42,10 @@ def evaluation_batches(
     *,
     every: int = 1,
 ) -> Iterator[Batch]:
-    """Return a split's documents in batches in which every lexical token has a label exactly once.
+    """Return a split's documents in batches of `Layout.assemble`, in which every lexical token has a label once.
 
     `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
-    are sorted by length, the longest first.
-
-    Args:
-        every: return only every n-th batch, to estimate the cost of scoring.
-
-    Returns:
-        Batches as `Layout.assemble` makes them, with `store_index` [rows, length]: the place of each label in
-        `split.tokens`, -1 if it has none.
+    are sorted by length, the longest first. Only every n-th batch (`every`) estimates the cost of scoring.
     """
     split, _, places = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
@@ -81,8 +74,7 @@ def question_batches(
 ) -> Iterator[Batch]:
     """Return a split's questions, with their latents if the layout has some, for `generate` to continue.
 
-    Args:
-        longest: questions of more tokens each have a separate batch.
+    Questions of more than `longest` tokens each have a separate batch.
 
     Returns:
         Batches of `input_ids`, `attention_mask`, int64 [rows, length], padded on the left, and `documents` int64

@@ -1,7 +1,7 @@
 """Built-in data, without downloads and without texts by other people in the package.
 
 `stdlib` is real English that comes with every CPython; the rest is generated, so its ground truth is known:
-`families` in stories.py, `prosqa` in prosqa.py, `arithmetic` in arithmetic.py and the tasks of `mentalese.suite`.
+by generated.py and the tasks of `mentalese.suite`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from mentalese.data.arithmetic import arithmetic, word_problems
 from mentalese.data.documents import SPLITS, Document, Kind, Reader
-from mentalese.data.prosqa import prosqa, prosqa_small
-from mentalese.data.stories import families
+from mentalese.data.generated import arithmetic, families, prosqa, prosqa_small, word_problems
 from mentalese.errors import InputError, nearest
 from mentalese.suite.tasks import TASKS, Task, task
 

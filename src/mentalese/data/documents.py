@@ -42,20 +42,15 @@ Reader = Callable[[], Iterator[Document]]
 class Source:
     """Documents in train, validation and test; no document, and no question of a record, is in two splits.
 
-    If validation or test is missing, it is taken out of train; without a train split, only the given splits exist.
-
-    Args:
-        held_out: documents of train that become validation and test if these are missing, half each. Below 1: a share,
-            by a hash of the text; from 2 on: the last N.
+    If validation or test is missing, it is taken out of train (`DataConfig.held_out`); without a train split, only the
+    given splits exist.
 
     Attributes:
-        name: `data.source`.
         kind: `text`, or `records` (question, steps and answer as segments).
         fingerprint: sha256 of every document and its split; the file's name and place do not count.
         count: the number of documents that were read, including documents that are left out.
-        splits: the splits that exist, of `train`, `validation` and `test`.
-        dropped: documents of each split that were left out because a later split has them, or their question, too.
-        empty: documents of each split that were left out because they contain only white space.
+        dropped, empty: documents of each split that were left out because a later split has them, or their question,
+            too, or because they contain only white space.
         remarks: sentences on the division into documents, if users may expect another one.
 
     Raises:
@@ -126,11 +121,7 @@ class Source:
 
 
 def _scan(name: str, split: str, reader: Reader, digest: hashlib._Hash) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Read a split once; every document goes into `digest`.
-
-    Returns:
-        64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones.
-    """
+    """Return 64 bits of the sha256 of each document and of its first segment, and its bytes, 0 for empty ones."""
     keys, questions, sizes = array("Q"), array("Q"), array("Q")
     digest.update(split.encode())
     for document in reader():

@@ -58,9 +58,6 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> tuple[Files, bool]:
 
     Returns:
         The files by split, and true if splits follow from names; otherwise all files are train.
-
-    Raises:
-        InputError: there is no file of these kinds, or the same file in two kinds.
     """
     if os.path.isfile(path) and path.name.endswith(tuple(chain.from_iterable(kinds))):  # noqa: PTH113
         return {"train": [path]}, False
@@ -95,7 +92,7 @@ def _check_once(by_split: Files, suffixes: tuple[str, ...]) -> None:
 
 
 def _by_split(folder: Path, files: list[Path]) -> Files:
-    """Group files by their names or their sub-folders, inside the only sub-folder if there is only one."""
+    """Group files by their names or sub-folders."""
     while len(names := {file.relative_to(folder).parts[0] for file in files}) == 1:
         [only] = names
         if only in _SPLITS or not (folder / only).is_dir():
@@ -174,10 +171,16 @@ def _read_rows(files: Iterable[Path | zipfile.Path]) -> Iterator[Row]:
         "csv": _read_table,
         "tsv": _read_table,
         "parquet": _read_parquet,
-        "txt": _read_text_lines,
+        "txt": read_text_lines,
     }
     for file in files:
         yield from readers[file.name.removesuffix(".gz").rpartition(".")[2]](file)
+
+
+def read_text_lines(path: Path) -> Iterator[Row]:
+    """Yield a row for each line that is not blank."""
+    with open_text(path) as file:
+        yield from ((f"{path}, line {number}", {"text": line}) for number, line in enumerate(file, 1) if line.strip())
 
 
 def read_json_lines(path: Path) -> Iterator[Row]:
@@ -203,11 +206,6 @@ def _row(where: str, content: object) -> Row:
     if not isinstance(content, dict):
         raise InputError(f"{where} is not a JSON object: use objects with named columns")
     return where, content
-
-
-def _read_text_lines(path: Path) -> Iterator[Row]:
-    with open_text(path) as file:
-        yield from ((f"{path}, line {number}", {"text": line}) for number, line in enumerate(file, 1) if line.strip())
 
 
 def _read_table(path: Path | zipfile.Path) -> Iterator[Row]:

@@ -78,8 +78,6 @@ class PromptEncoder:
         backend: encodes text; `None`: one that reads a marker's name as plain text.
 
     Attributes:
-        beginning: the tokens before each text, see `mentalese.data.tokenizers.beginning`.
-        turn: the tokens around a user's message, see `mentalese.data.tokenizers.user_turn`.
         known: characters at the beginning of a text whose sentences are found without the rest of it.
     """
 

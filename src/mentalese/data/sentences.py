@@ -206,13 +206,9 @@ def clause_ends(tokenizer: PreTrainedTokenizerBase) -> Callable[[np.ndarray], np
 def cut_and_merge(lengths: Sequence[int], may_cut: np.ndarray, *, minimum: int, cap: int) -> tuple[list[int], int, int]:
     """Cut and merge the sentences of one document to between `minimum` and `cap` tokens, if possible.
 
-    A sentence over the cap is cut after the last clause end that leaves at least `minimum` tokens before it, else at
-    the cap. Then a sentence shorter than `minimum` joins the next one, or the one before where the next has no room.
-    No result is over the cap; a short sentence between two full ones stays short.
-
-    Args:
-        lengths: tokens of each sentence, in order.
-        may_cut: bool [sum(lengths)], see `clause_ends`.
+    A sentence over the cap is cut after the last clause end (`may_cut`, bool [sum(lengths)]) that leaves at least
+    `minimum` tokens before it, else at the cap. Then a sentence shorter than `minimum` joins the next one, or the one
+    before where the next has no room. No result is over the cap; a short sentence between two full ones stays short.
 
     Returns:
         The new lengths, and the numbers of sentences that were cut and that were merged into a neighbour.

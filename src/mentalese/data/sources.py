@@ -72,8 +72,7 @@ def open_source(
         held_out: documents that become validation and test if these are missing, see `DataConfig`.
 
     Raises:
-        InputError: the source or column does not exist, a file is missing, empty, binary or malformed, a format is set
-            for records, or a source with splits is opened with `whole`.
+        InputError: no such source, file or column, or content that cannot be read so.
     """
     checked("data.source", Name, spec)
     kind, readers, remarks = _open(spec, text_column, whole)
@@ -290,7 +289,7 @@ def as_source(texts: object) -> str:
             is.
 
     Raises:
-        InputError: an object of another type, a split that does not exist, or an item that is neither text nor row.
+        InputError: an object or an item of another type, or a split that does not exist.
     """
     if isinstance(texts, str):
         return texts

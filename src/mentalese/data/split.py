@@ -19,8 +19,7 @@ class Split:
             to its document's last segment.
         document_segments: int64 [n + 1], index in `segments` of each document's first segment.
         document_bytes: int64 [n], UTF-8 bytes of each document's text.
-        beginning: number of tokens that another project's tokenizer puts before each document. They belong to its first
-            segment, but are not text.
+        beginning: tokens before each document, of another project's tokenizer, that are not text.
     """
 
     tokens: np.ndarray

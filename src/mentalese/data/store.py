@@ -58,10 +58,7 @@ class TokenStore:
 
 
 def open_store(folder: Path | str, *, verify: bool = True) -> TokenStore:
-    """Open a prepared folder; arrays stay on disk.
-
-    Args:
-        verify: read every file once and compare it with its checksum.
+    """Open a prepared folder; arrays stay on disk. With `verify` every file is compared with its checksum.
 
     Raises:
         InputError: the folder is not a store, has another format version, or a file is missing, cut short or changed.
@@ -257,10 +254,7 @@ def source_fingerprint(config: DataConfig) -> str:
 
 
 def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
-    """Return `tokenizer_fingerprint` of the tokenizer in the folder that `config` names.
-
-    The folder may have been replaced. `None`: `config` names no folder, or the folder does not exist any more.
-    """
+    """Return the fingerprint of the tokenizer in the folder that `config` names; `None` without such a folder."""
     stored = config.source.startswith("store:")
     path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
     if not (packaged(path) or Path(path)).is_dir():  # bpe:SIZE follows from the text

@@ -70,11 +70,8 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     """Return the markers' ids, by the names that model configs use.
 
     `bos_token_id` and `eos_token_id` are the beginning and the end of a *document*, where `generate` stops. Tokenizers
-    of other projects may define them; otherwise both are EOD.
-
-    Args:
-        sentences: raise `InputError` if the tokenizer lacks a marker of sentences or padding; otherwise the end of a
-            document replaces these.
+    of other projects may define them; otherwise both are EOD. If the tokenizer lacks a marker of sentences or padding,
+    `InputError` is raised, or without `sentences` the end of a document replaces it.
     """
     pad, marked_start, marked_end, end = (_marker_id(tokenizer, marker) for marker in MARKERS)
     end = end if tokenizer.eos_token_id is None else tokenizer.eos_token_id
@@ -183,10 +180,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
 
     The copy adds nothing to encoded text and keeps spaces when it decodes. The beginning, the end and the padding of
     another project's tokenizer do not change, nor does its chat template; but padding that also begins or ends a text
-    is replaced. `beginning` returns the tokens that the tokenizer put before a text.
-
-    Args:
-        latents: add the markers of latent positions too.
+    is replaced. `beginning` returns the tokens that the tokenizer put before a text. `latents` adds markers of latents.
 
     Raises:
         InputError: the tokenizer is not backed by the `tokenizers` library, or its ids have gaps.
@@ -225,7 +219,6 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
     Args:
         spec: `bpe:SIZE` (byte-level BPE of SIZE tokens, markers included, trained on the source's training split),
             a folder with `tokenizer.json` or with `vocab.json` and `merges.txt`, or `hub:NAME`.
-        source: the text for training a BPE.
         cache: the folder of trained tokenizers, by source, size and version.
 
     Raises:
@@ -247,21 +240,16 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
     return add_markers(load_pretrained_tokenizer(str(folder)))
 
 
-def load_pretrained_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `hub:NAME`, `models:NAME`, `gguf:FILE` or a folder, whose files are checked."""
-    if not path.startswith("hub:"):
-        check_files(packaged(path) or Path(path))
-    return read_tokenizer(path)
-
-
-def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """Return a tokenizer whose files were checked; raise `InputError` if there is none, or the hub cannot be reached.
+def load_pretrained_tokenizer(path: str, *, check: bool = True) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `hub:NAME`, `models:NAME`, `gguf:FILE` or a folder, whose files are checked.
 
     The beginning, the end and padding that the tokenizer lacks are taken from the model's config next to it.
     """
     name, at_hub = path.removeprefix("hub:"), path.startswith("hub:")
     if not at_hub:
         folder = packaged(path) or Path(path)
+        if check:
+            check_files(folder)
         name = str(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
@@ -356,12 +344,7 @@ def decode(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> s
 
 
 def question_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, turn: Turn | None) -> str:
-    """Return a record's question, a line, without the user's turn around it.
-
-    Args:
-        ids: token ids of the record's first segment.
-        turn: the `user_turn` of the tokenizer.
-    """
+    """Return a record's question, a line, from its first segment, without the user's turn around it."""
     if turn is None:
         return decode(ids, tokenizer)
     return f"{decode(ids[len(turn.before) : len(ids) - len(turn.after)], tokenizer)}\n"

@@ -40,9 +40,6 @@ def run(
         `mentalese.nn.controls`), `score`, the `difference` from own thoughts, its 95% `interval` over documents or
         questions (`None` with too few), and the number of `unfinished` answers (`None` for texts). Then `unit` (`nats
         per token` or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the text.
-
-    Raises:
-        InputError: the model has no thoughts; errors of `Saved.store`.
     """
     options = options or AblationOptions()
     config = saved.model.config

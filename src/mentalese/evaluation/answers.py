@@ -74,8 +74,8 @@ class AnswerMetrics:
     """Shares of questions that a model answers correctly.
 
     Attributes:
-        accuracy: the share of greedy answers that equal the record's, by the rule of the protocol; `exact_match` and
-            `f1` are means of those of `answer_rule`.
+        accuracy: the share of greedy answers that equal the record's, by the rule of the protocol.
+        exact_match, f1: means of `answer_rule.exact_match` and `answer_rule.f1`.
         pass_at_k: the share of questions with a right one among k attempts; `None` without attempts.
         unfinished: the number of greedy answers that were cut at the limit of new tokens.
         not_asked: the numbers of questions that leave no room for an answer in the model's context: these are wrong.
@@ -152,10 +152,7 @@ class Answers:
 def run(
     saved: Saved, options: AnswerOptions = GREEDILY, *, out: Path | None = None, show: bool = False
 ) -> dict[str, object]:
-    """Ask the questions of a split.
-
-    Args:
-        out: the files of the result, see `places`.
+    """Ask the questions of a split; write the result to `places(out)`.
 
     Returns:
         `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`

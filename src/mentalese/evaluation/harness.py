@@ -54,12 +54,11 @@ class _Window(NamedTuple):
 class MentaleseLM(LM):
     """A trained model for lm-eval.
 
-    A text is read as in training (`Layout.prompt_row`): after the end of a document, or as sentences between their
-    markers. Every token of a continuation is scored, also one that begins in the context. Sentences of the context are
-    split without the continuation, so that all choices have the same context; the end of its last sentence and the ends
-    inside the continuation are scored, and the last sentence is left open. A longer text than the model reads at once
-    is read in windows, each with at least half a window of context; a whole text is read in lm-eval's blocks. Results
-    do not depend on the batch size.
+    A text is read as in training (`Layout.prompt_row`). Every token of a continuation is scored, also one that begins
+    in the context. Sentences of the context are split without the continuation, so that all choices have the same
+    context; the end of its last sentence and the ends inside the continuation are scored, and the last sentence is left
+    open. A longer text than the model reads at once is read in windows, each with at least half a window of context; a
+    whole text is read in lm-eval's blocks. Results do not depend on the batch size.
 
     Attributes:
         unfinished: generated texts so far that were cut at the limit of new tokens.
@@ -155,10 +154,6 @@ class MentaleseLM(LM):
             greedy: also test if each label is the most likely token.
             blocks: read long texts in blocks instead of windows.
             first_token: score the first token of a text that nothing precedes, after a beginning-of-text token.
-
-        Raises:
-            InputError: a context and continuation without any text.
-            FloatingPointError: a likelihood is not finite.
         """
         distinct = list(dict.fromkeys(pairs))
         if not distinct:
@@ -293,7 +288,7 @@ _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
 def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
-    """Return a model's results on questions.
+    """Ask a model questions.
 
     Returns:
         Each metric with its standard error over questions, `NAME_stderr` (`None` for a single one), `items`, and
@@ -301,9 +296,6 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
         of a tag, which has no metrics, `{task: metrics}`; for generated answers also `unfinished`, those that were cut
         at the limit of new tokens. Of local sets `data_hash`, and with choices `acc_perplexity`: the share of questions
         whose right choice has, together with what comes before it, the lowest perplexity.
-
-    Raises:
-        InputError: a metric of the task needs a package that is not installed, or there are too few examples.
     """
     name, shots, tasks = questions.name, questions.shots, questions.tasks["tasks"].values()
     unfinished = lm.unfinished

@@ -18,7 +18,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks.hellaswag.utils import preprocess
 
-from mentalese.data.files import Row, open_text, read_json_lines
+from mentalese.data.files import Row, open_text, read_json_lines, read_text_lines
 from mentalese.data.plain_text import join_lines
 from mentalese.errors import require
 from mentalese.evaluation.harness import Score
@@ -31,11 +31,9 @@ class SetFormat:
     Attributes:
         files: pattern inside the folder of all sets; files may be gzipped.
         parts: number of files; the metrics are means over the files, each of which counts the same.
-        texts: columns of text.
-        may_be_empty: columns of text that may be empty.
-        choices: column of a list of choices, or one column for each choice.
+        texts, may_be_empty: columns of text.
+        choices: column of a list of choices, or one column for each choice; the first one has the number `first`.
         label: column of the right choice's number, or the number itself.
-        first: number of the first choice.
         premise: column before a choice for its rank by perplexity; `None`: the context that lm-eval uses.
         read: function that yields the rows of a file, each with its place for messages.
     """
@@ -51,11 +49,7 @@ class SetFormat:
     read: Callable[[Path], Iterator[Row]] = read_json_lines
 
     def rows(self, path: Path, limit: int | None) -> list[dict[str, object]]:
-        """Return the first rows of a file: its texts, `choices`, and the index of the right one as `gold`.
-
-        Raises:
-            InputError: a row without a column, an empty text, no right choice, or no row.
-        """
+        """Return the first rows of a file: its texts, `choices`, and the index of the right one as `gold`."""
         rows = [self._row(where, row) for where, row in islice(self.read(path), limit)]
         require(bool(rows), str(path), [], "it has no questions, download it again")
         return rows
@@ -80,10 +74,7 @@ class SetFormat:
 
 def lines(path: Path) -> Iterator[Row]:
     """Read one text per line."""
-    with open_text(path) as file:
-        for i, line in enumerate(file, 1):
-            if line.strip():
-                yield f"{path}, line {i}", {"text": line.rstrip()}
+    return ((where, {"text": row["text"].rstrip()}) for where, row in read_text_lines(path))
 
 
 def articles(path: Path) -> Iterator[Row]:

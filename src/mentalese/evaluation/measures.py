@@ -134,7 +134,6 @@ class Questions:
     """Questions from a set of local files, or from a task, group or tag of lm-eval.
 
     Attributes:
-        name: one of `SETS`, or lm-eval's name.
         tasks: the result of `lm_eval.tasks.TaskManager.load`; for a set one task per file, by the file's name.
         limit: the most questions of each file or task.
         shots: examples before each question; `None`: the task's default.
@@ -149,12 +148,7 @@ class Questions:
 
 
 def read_questions(name: str, options: EvaluationOptions) -> Questions:
-    """Read one of `SETS`, or a task of lm-eval as `hub:NAME`, whose questions lm-eval fetches.
-
-    Raises:
-        InputError: lm-eval is not installed; a folder, file, column or row is missing; lm-eval has no such task, or
-            cannot fetch its questions.
-    """
+    """Read one of `SETS`, or a task of lm-eval as `hub:NAME`, whose questions lm-eval fetches."""
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:

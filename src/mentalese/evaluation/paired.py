@@ -89,9 +89,7 @@ def compare_scores(
 def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show: bool = False) -> dict[str, Any]:
     """Compare two trained models, each under its own protocol, on the same tokens of one text.
 
-    Args:
-        other: the reference; it reads the text of `saved`.
-        options: the text; `None`: the test split of the data that `saved` was trained on.
+    `other` is the reference. Without `options` the text is the test split of the data that `saved` was trained on.
 
     Returns:
         `PairedScores` as a dictionary, both `protocol`s, the `source` and the `split`.

@@ -101,9 +101,6 @@ def run(saved: Saved, *, show: bool = False) -> dict[str, object]:
         `margin` (distractor minus target, below zero if the distractor is preferred) and `error_rate` (the share of
         such pairs), each with `mean`, `std` over pairs and a 95% `interval` of the mean, by drawing names
         (`bootstrap_pairs`; `None` for two names).
-
-    Raises:
-        InputError: the tokenizer has fewer than two of the names as one token.
     """
     names = list(single_token_names(saved.tokenizer))
     remedy = f"the probe needs two of {len(NAMES)} first names as one token, use a model with a larger vocabulary"

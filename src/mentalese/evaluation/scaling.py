@@ -52,7 +52,7 @@ class PowerLaw:
 class Multiplier:
     """The size that the reference needs for the loss of a model of size `x`, over `x`, with its 95% interval.
 
-    There is no interval if both laws have two points, or if the reference's exponent may be zero.
+    The interval is `None` if both laws have two points, or if the reference's exponent may be zero.
     """
 
     x: float

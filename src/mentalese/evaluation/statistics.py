@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,9 +46,6 @@ class PairedTest:
     def decided(self, narrow: float) -> bool:
         """Test if the interval excludes zero, or is narrower than `narrow`."""
         return self.conclusive or self.interval[1] - self.interval[0] < narrow
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def paired_t_test(

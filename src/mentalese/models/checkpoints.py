@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout
-from mentalese.data.tokenizers import read_tokenizer, tokenizer_fingerprint
+from mentalese.data.tokenizers import load_pretrained_tokenizer, tokenizer_fingerprint
 from mentalese.errors import InputError, require
 from mentalese.files import (
     RECORD,
@@ -224,7 +224,7 @@ def load_model(
             config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})
             if not at_hub:
                 _check_no_pickle(Path(source), config)
-            tokenizer = read_tokenizer(name if at_hub else source)
+            tokenizer = load_pretrained_tokenizer(name if at_hub else source, check=False)
             about = saved_about(path)
             if checkpoint:
                 model = _from_checkpoint(Path(name), config, tokenizer)

@@ -30,22 +30,22 @@ def _tasks(paths: list[str], text: bool) -> list[Numbers]:
     return matches
 
 
-def _rows(panel: Axes, task: Numbers) -> None:
-    """Names and colours of a task's methods, one per row."""
+Value = tuple[float, Sequence[float] | None, Sequence[float]]
+"""The mean of a method, its 95% interval, and its seeds."""
+
+
+def _draw(panel: Axes, task: Numbers, values: Sequence[Value]) -> None:
+    """Draw a row for each method of a task."""
     methods = task["methods"]
+    for row, (method, (mean, interval, seeds)) in enumerate(zip(methods, values, strict=True)):
+        color = ROLES[method["role"]]
+        if interval is not None:
+            panel.plot(interval, [row, row], color=color, lw=2)
+        panel.plot(mean, row, "D", color=color, markersize=7)
+        panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
     names = [f"{method_name(m['name'])} ({m['role']}){scored_as(m)}" for m in methods]
     panel.set_yticks(range(len(methods)), names)
     panel.set_ylim(len(methods) - 0.5, -0.5)
-
-
-def _draw(
-    panel: Axes, row: int, role: str, mean: float, interval: Sequence[float] | None, seeds: Sequence[float] = ()
-) -> None:
-    color = ROLES[role]
-    if interval is not None:
-        panel.plot(interval, [row, row], color=color, lw=2)
-    panel.plot(mean, row, "D", color=color, markersize=7)
-    panel.plot(seeds, [row] * len(seeds), "o", color="white", markeredgecolor=color, markersize=4.5, zorder=3)
 
 
 def _suite(paths: list[str]) -> Drawing:
@@ -57,12 +57,8 @@ def _suite(paths: list[str]) -> Drawing:
     numbers: Numbers = {"tasks": []}
     for (panel,), task in zip(panels, tasks):
         methods = task["methods"]
-        for row, method in enumerate(methods):
-            mean, *seeds = np.clip([method["closed"]["mean"], *method["closed"]["seeds"]], *_CUT).tolist()
-            interval = method["closed"]["interval"]
-            interval = None if interval is None else np.clip(interval, *_CUT).tolist()
-            _draw(panel, row, method["role"], mean, interval, seeds)
-        _rows(panel, task)
+        parts = [[method["closed"][name] for name in ("mean", "interval", "seeds")] for method in methods]
+        _draw(panel, task, [tuple(part and np.clip(part, *_CUT).tolist() for part in each) for each in parts])
         panel.set(title=task["name"], xlim=_CUT)
         for level in (0, 1):
             panel.axvline(level, color="0.6", linewidth=0.8, linestyle="--")
@@ -129,9 +125,7 @@ def _suite_text(paths: list[str]) -> Drawing:
     scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}
     picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
     for panel, (name, values) in zip(panels[0], scores.items()):
-        for row, (method, score, count) in enumerate(zip(methods, values, counts)):
-            _draw(panel, row, method["role"], score["mean"], interval(score, count))
-        _rows(panel, task)
+        _draw(panel, task, [(score["mean"], interval(score, count), ()) for score, count in zip(values, counts)])
         panel.set_xlabel(name)
     note = "" if interval(methods[0]["score"], counts[0]) is None else " with 95% intervals"
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))

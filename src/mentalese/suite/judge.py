@@ -1,4 +1,4 @@
-"""Scores of methods, and how much of the gap between a task's floor and its optimum each of them closes."""
+"""Scores of methods, the share of the gap between floor and optimum that each closes, and the health of mechanisms."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ import numpy as np
 from mentalese.compare.compare import run_folder
 from mentalese.compare.comparison import SEEDS_FOR_A_TEST, confidence_of
 from mentalese.data.split import Split
+from mentalese.evaluation import ablation
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
-from mentalese.evaluation.options import EvaluationOptions
+from mentalese.evaluation.options import AblationOptions, EvaluationOptions
 from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_quantile, summary, wilson_interval
-from mentalese.files import read_json, sealed, write_json
+from mentalese.files import JsonObject, read_json, sealed, write_json
 from mentalese.models.saved import Saved, load
-from mentalese.suite.health import health
+from mentalese.registry import families
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.tasks import Levels
 from mentalese.suite.tasks import task as generated
 from mentalese.suite.tasks.base import MarkovText
 from mentalese.suite.tasks.recall import Recall
+from mentalese.training.tracking import read_metrics
 from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
 Verdict = Literal["better", "not better", "undecided", "not trained"]
 """The verdict on a mechanism: better than its twin and all controls; decided that it is not better than one of them;
-neither yet; or idle or collapsed, which is not a verdict on the idea (`mentalese.suite.health`)."""
+neither yet; or idle or collapsed, which is not a verdict on the idea (`health`)."""
 SOLVED = 0.9
 """The share of the gap from which on a seed has found what the task is about."""
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
@@ -48,8 +50,7 @@ def judge(
 
     Args:
         comparison: the return value of `compare`, in `folder`.
-        looks: the number of times that tests may be made, with more seeds each time if they have not decided. Each
-            test errs in at most 5% / looks of cases, so that all together err in 5% (Bonferroni).
+        looks: the number of times that tests may be made, see `confidence_of`.
         earlier: the task after an earlier look, with all methods, whose levels are kept.
     """
     rows = comparison["rows"]
@@ -99,7 +100,7 @@ def judge(
     call = {
         "created": comparison["created"],
         "command": comparison["command"],
-        "report": f"{task.name}/report.html",
+        "report": f"{task.name}/report-{comparison['seeds']}-seeds.html",
         "methods": [method["name"] for method in methods],
     }
     return {
@@ -117,21 +118,17 @@ def judge(
 
 
 def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float = 0.95) -> None:
-    """Add to each mechanism its tests `against` the twin and the controls of its family.
+    """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: see `paired_t_test`.
 
     A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow.
-
-    Args:
-        step: of a count, see `paired_t_test`.
-        confidence: of intervals.
     """
-    families = {method.recipe.name: (method.family, method.shares) for method in task.methods}
+    groups = {method.recipe.name: (method.family, method.shares) for method in task.methods}
     for one in methods:
         if one["role"] != "mechanism":
             continue
         one["against"] = {}
         for rival in methods:
-            if rival["family"] in families[one["name"]] and rival["role"] in ("twin", "control"):
+            if rival["family"] in groups[one["name"]] and rival["role"] in ("twin", "control"):
                 seeds, others = one["closed"]["seeds"], rival["closed"]["seeds"]
                 one["against"][rival["name"]] = None
                 if len(seeds) < SEEDS_FOR_A_TEST:
@@ -142,7 +139,7 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 if one["solved"] is not None:
                     counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
                     found["solved_p"] = exact_test(*counts)
-                one["against"][rival["name"]] = test.to_dict() | found
+                one["against"][rival["name"]] = dataclasses.asdict(test) | found
 
 
 def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float = 0.95) -> None:
@@ -150,9 +147,7 @@ def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]],
 
     These are all that the cheaper of the two has spent. The other one's learning curve is read there: its learning rate
     has not yet fallen to its end, which is to its disadvantage. Left out if fewer than three seeds have such curves.
-
-    Args:
-        runs: the results of each method's runs, by name.
+    `runs` has the results of each method's runs, by name.
     """
     for one in methods:
         for name in one.get("against", {}):
@@ -292,8 +287,86 @@ def _places(task: SuiteTask, split: Split) -> list[int]:
     """Return the indices of all scored tokens."""
     starts = split.documents.tolist()
     if task.scored == "second half":
-        ends = [(start, end - 1) for start, end in itertools.pairwise(starts)]  # the last token ends the document
-        return [place for start, end in ends for place in range(start + (end - start) // 2, end)]
+        pairs = itertools.pairwise(starts)  # the last token ends the document
+        return [place for start, end in pairs for place in range(start + (end - 1 - start) // 2, end - 1)]
     source = generated(task.spec)
     assert isinstance(source, Recall)
     return [start + at for start, document in zip(starts, source.documents("test")) for at in source.answers(document)]
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = 200
+"""Documents, or questions, on which the worth of thoughts is measured."""
+HEALTH_FILE = "health.json"
+
+
+Worth = JsonObject | None
+"""The `loss` of a model's score, nats per token or accuracy, with another text's thoughts in place of its own, and its
+95% `interval` over documents or questions, `None` with too few; `None` if the model has no thoughts to replace."""
+
+
+def health(runs: Sequence[Path]) -> JsonObject:
+    """Return the health of a mechanism's runs, of which each is a seed.
+
+    A run is healthy if each figure that its family lists (`Family.signs`) is above the line there, as a mean over the
+    last tenth of the training's log lines; and if its score on test documents falls when it reads the thoughts of
+    another text: the 95% interval of the loss over documents, or questions, is above zero.
+
+    Returns:
+        `signs`, the figures of its training (`Family.signs`), and `worth` for each seed; `healthy`, the number of
+        healthy seeds; `reason`, what most other seeds lack, empty if at least half of the seeds are healthy.
+    """
+    model_type = read_json(runs[0] / "config.json")["recipe"]["model"]["model_type"]
+    lines = next((family.signs[model_type] for family in families().values() if model_type in family.signs), {})
+    signs, worth = [signs_of(run, lines) for run in runs], [worth_of(run) for run in runs]
+    lacks = [_lacks(sign, value, lines) for sign, value in zip(signs, worth, strict=True)]
+    healthy = lacks.count("")
+    names = dict.fromkeys(name for sign in signs for name in sign)
+    return {
+        "signs": {name: [sign[name] for sign in signs if name in sign] for name in names},
+        "worth": worth,
+        "healthy": healthy,
+        "reason": "" if 2 * healthy >= len(runs) else statistics.mode(lack for lack in lacks if lack),
+    }
+
+
+def signs_of(run: Path, lines: dict[str, float | None]) -> dict[str, float]:
+    """Return means over the last tenth of a run's log lines; a name in `lines` stands for its parts `NAME.PART` too."""
+    logged = [record for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
+    last = logged[-max(1, len(logged) // 10) :]
+    found: dict[str, list[float]] = {}
+    for record in last:
+        for name, value in record.items():
+            if name in lines or name.partition(".")[0] in lines:
+                found.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def worth_of(run: Path) -> Worth:
+    """Return what a run's thoughts are worth, stored in its folder."""
+    path = run / HEALTH_FILE
+    stored = read_json(path) if path.is_file() else {}
+    if stored.get("documents") != DOCUMENTS:
+        saved = load(run)
+        found = None
+        if ablation.has_own_thoughts(saved):
+            _, other = ablation.run(saved, AblationOptions(documents=DOCUMENTS), controls=["swapped"])["ablations"]
+            sign = -1 if saved.layout.questions else 1  # an accuracy falls where nats rise
+            interval = other["interval"] and sorted(sign * bound for bound in other["interval"])
+            found = {"loss": sign * other["difference"], "interval": interval}
+        stored = {"documents": DOCUMENTS, "worth": found}
+        write_json(path, sealed(stored))
+    worth: Worth = stored["worth"]
+    return worth
+
+
+def _lacks(signs: dict[str, float], worth: Worth, lines: dict[str, float | None]) -> str:
+    """Return why a run is not healthy, in words; empty if it is."""
+    for name, least in lines.items():
+        if least is not None and not signs.get(name, math.nan) >= least:
+            words = name.replace("_", " ")
+            return f"{words} is below {least:g}" if name in signs else f"{words} was not measured"
+    if worth is not None and not (worth["interval"] and worth["interval"][0] > 0):
+        return "its score does not fall with another text's thoughts"
+    return ""

@@ -65,7 +65,6 @@ def width(size: float) -> int:
 
 
 def decoder(size: float, layers: int, context: int) -> Model:
-    """Return a plain decoder with rotary positions."""
     return gpt2_rope(width(size), 4, layers=layers, context=context)
 
 
@@ -102,12 +101,9 @@ def variant(base: Recipe, name: str, description: str, model: Model) -> Recipe:
 def compared(
     base: Recipe, name: str, variants: Mapping[str, tuple[str, Model]], family: str | None = None
 ) -> list[Method]:
-    """Return a mechanism, its twin and its controls.
+    """Return a mechanism, its twin and its controls, which are called `NAME-VARIANT`.
 
-    Args:
-        name: name of the mechanism; the others are called `NAME-VARIANT`.
-        variants: description and model of the mechanism (under an empty name), of its `twin`, and of controls.
-        family: name of the family; by default `name`.
+    `variants` has the description and the model of the mechanism (under an empty name), of its `twin`, and of controls.
     """
     roles: dict[str, Role] = {"": "mechanism", "twin": "twin"}
     return [

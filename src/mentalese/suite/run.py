@@ -32,8 +32,7 @@ class Schedule:
     """Numbers of runs of every method.
 
     Attributes:
-        rates: learning rates that are tried; none: each method has its own.
-        tune_seeds: runs of each of these rates.
+        rates: learning rates that are tried, with `tune_seeds` runs each; none: each method has its own.
         looks: runs after tuning: of the first look at a task, and of each later one.
     """
 
@@ -43,7 +42,6 @@ class Schedule:
 
     @classmethod
     def of(cls, trials: int = 3, tune_seeds: int = 3, seeds: int | None = None) -> Schedule:
-        """Return the schedule of these options of `run_suite`."""
         require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
         looks = LOOKS if seeds is None else (seeds,)
         return cls(tuple(sorted(RATES[:trials])), tune_seeds, looks) if trials > 1 else cls((), 1, looks)
@@ -59,7 +57,6 @@ class Look:
 
     Attributes:
         task: the task, with the methods that are compared: all, or mechanisms that are not decided and their rivals.
-        seeds: runs per method.
         undecided: number of mechanisms that it may decide.
         counts: runs of each method, by its name.
     """
@@ -80,11 +77,7 @@ class Look:
 
 
 def next_look(task: SuiteTask, judged: Judged | None, out: Path, schedule: Schedule) -> Look | None:
-    """Return the next look at a task; `None` if all mechanisms are decided, or have as many seeds as they get.
-
-    Args:
-        judged: the task after the last look; `None` before the first.
-    """
+    """Return the look after `judged`; `None` if all mechanisms are decided, or have as many seeds as they get."""
     if judged is None:
         mechanisms, part, seeds = [m for m in task.methods if m.role == "mechanism"], task, schedule.looks[0]
     else:
@@ -99,7 +92,6 @@ def next_look(task: SuiteTask, judged: Judged | None, out: Path, schedule: Sched
 
 
 def count_method(method: Method, folder: Path, seeds: int, schedule: Schedule) -> RunCounts:
-    """Count the runs of a method in the folder of its task."""
     fields, tune_seeds = schedule.tuned_fields, schedule.tune_seeds
     return count_runs(method.recipe, folder, seeds, tuned_fields=fields, tune_seeds=tune_seeds)
 
@@ -124,17 +116,8 @@ def run_suite(
 ) -> Judged:
     """Run tasks and write `suite.json` and `suite.html` into `out` after each look, including tasks of earlier calls.
 
-    Every task has its first look, in the order of names. Then the look is next that has the most to gain.
-
-    Args:
-        names: names of tasks; empty: all generated tasks.
-        out: the folder of one folder per task, with the runs and the report of its comparison.
-        recipes: names or patterns of methods to compare, with their twins and controls; empty: all.
-        trials: learning rates tried with every method; 1: its own, untuned.
-        tune_seeds: runs of each of these rates.
-        seeds: runs per method after tuning; `None`: as many of `LOOKS` as decide.
-        jobs, executor: number of trainings at once, and their executor, see `run_jobs`.
-        size: scales width, text and questions.
+    Every task has its first look, in the order of names. Then the look is next that has the most to gain. Options
+    are as in `mentalese suite`; the folder has one folder per task, with the runs and the report of its comparison.
 
     Returns:
         The content of `suite.json`.
@@ -163,8 +146,14 @@ def run_suite(
         )
         earlier = judged.get(task.name)
         found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)
-        _keep_report(found, out, count)
-        judged[task.name] = found = _updated(earlier, found)
+        for file in ("compare.json", "report.html"):  # a comparison with other seeds would replace them
+            path = out / task.name / file
+            path.replace(path.with_stem(f"{path.stem}-{count}-seeds"))
+        if earlier is not None:
+            methods = {method["name"]: method for method in found["methods"]}
+            methods_now = [methods.get(method["name"], method) for method in earlier["methods"]]
+            found = earlier | {"methods": methods_now, "calls": [*earlier["calls"], *found["calls"]]}
+        judged[task.name] = found
         following = next_look(task, found, out, schedule)
         if following is not None:
             looks[task.name] = following
@@ -179,22 +168,6 @@ def run_suite(
         look = looks.pop(most_to_gain([looks[name] for name in by_name if name in looks]).task.name)
         take(by_name[look.task.name], look.task, look.seeds)
     return result
-
-
-def _keep_report(judged: Judged, out: Path, seeds: int) -> None:
-    """Rename the files of a comparison, which a comparison with other seeds would replace."""
-    for file in (out / judged["name"] / "compare.json", report := out / judged["calls"][-1]["report"]):
-        file.replace(file.with_stem(f"{file.stem}-{seeds}-seeds"))
-    judged["calls"][-1]["report"] = f"{judged['name']}/{report.stem}-{seeds}-seeds.html"
-
-
-def _updated(judged: Judged | None, later: Judged) -> Judged:
-    """Return a judged task with the methods that have more seeds since, and their call."""
-    if judged is None:
-        return later
-    methods = {method["name"]: method for method in later["methods"]}
-    kept = [methods.get(method["name"], method) for method in judged["methods"]]
-    return judged | {"methods": kept, "calls": [*judged["calls"], *later["calls"]]}
 
 
 def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...]:
@@ -261,8 +234,7 @@ class TaskStatus:
     Attributes:
         finished, planned: runs of the next look that there are, and all of them, with trials; 0 without a look.
         seeds: finished runs that are reported, by method.
-        decided, undecided, not_begun: numbers of mechanisms. Decided ones may be not trained; of those that are not
-            begun, none has been judged.
+        decided, undecided, not_begun: numbers of mechanisms; decided ones may be not trained.
         hours_left: CPU hours of the other runs, by finished runs of the same methods; `None` if there are none yet.
         untimed: methods without a finished run, which `hours_left` leaves out.
     """

@@ -87,7 +87,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_corpus(folder: Path) -> Path:
     """120 short generated documents as jsonl, and beside them 120 `questions.jsonl`, the same in every run."""
-    from mentalese.data.arithmetic import arithmetic
+    from mentalese.data.generated import arithmetic
     from mentalese.data.sources import open_source
 
     path = folder / "families.jsonl"

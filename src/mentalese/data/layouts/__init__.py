@@ -1,19 +1,10 @@
-"""Layouts: classes that turn documents into rows, batches and prompts. Families may add layouts.
-
-    packed      `Packed` (documents joined and cut), `AsIs` (the same, prompts without a beginning), `PerDocument` (rows
-                within a document), `Marked` (sentence markers)
-    sentences   `SentenceStreams` (whole sentences, read one after the other)
-    qa          `QuestionAnswer` (question, steps, answer, perhaps with latents between them)
-
-Families add `qa_steps` (Coconut's `QuestionSteps`) and `qa_pairs` (CODI's `QuestionPairs`).
-"""
+"""Layouts: classes that turn documents into rows, batches and prompts. Families may add layouts."""
 
 from __future__ import annotations
 
 from mentalese.data.layouts.base import KINDS, Layout, RowLayout
-from mentalese.data.layouts.packed import AsIs, Marked, Packed, PerDocument
 from mentalese.data.layouts.qa import QuestionAnswer
-from mentalese.data.layouts.sentences import SentenceStreams
+from mentalese.data.layouts.text import AsIs, Marked, Packed, PerDocument, SentenceStreams
 from mentalese.errors import InputError, nearest
 from mentalese.values import checked
 

@@ -31,9 +31,8 @@ KINDS: dict[str, type[Layout]] = {}
 class Layout(ABC):
     """The way from documents to rows for training and scoring, and from texts to prompts.
 
-    A subclass is a `checked_dataclass("layout")` whose fields are the options `--layout.NAME` of its recipes. It sets
-    `kind` and implements `training_rows`, `evaluation_rows`, `pack` and `protocol`. A family declares its layouts in
-    `Family.layouts`.
+    A subclass is a `checked_dataclass("layout")` whose fields are the options `--layout.NAME` of its recipes; a family
+    declares it in `Family.layouts`.
 
     Attributes:
         kind: the name in a saved recipe.
@@ -104,11 +103,7 @@ class Layout(ABC):
 
     @abstractmethod
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Pack the rows of an epoch into batches.
-
-        Returns:
-            `order` and `bounds`, int64: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first.
-        """
+        """Return `order` and `bounds`, int64: batch i has rows `order[bounds[i]:bounds[i + 1]]`, the longest first."""
 
     @abstractmethod
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
@@ -147,11 +142,10 @@ class Layout(ABC):
         *,
         left: bool = False,
     ) -> Batch:
-        """Copy rows out of the store.
+        """Copy rows out of the store; `left`: padded on the left, so that they can be continued.
 
         Args:
             scored: the tokens with labels, see `EvaluationConfig.tokens`; `None`: the targets of training.
-            left: pad on the left, so that the rows can be continued.
 
         Returns:
             `input_ids`, `labels` int64 [rows, length], `attention_mask` if rows are padded, and if `scored` the
@@ -206,8 +200,7 @@ class Layout(ABC):
         """Encode prompts for a model of this layout to continue. A marker's name in a prompt is plain text.
 
         Args:
-            data: states the sentence splitter.
-            mask_token_id: see `PromptEncoder`.
+            data, mask_token_id: see `PromptEncoder`.
             before: a text in front of each prompt, such as shots, that is not changed; `None`: nothing.
             chat: each prompt is a message of a user, in the tokenizer's chat template.
 
@@ -280,9 +273,7 @@ class RowLayout(Layout):
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
         parts = ranks * micro_batches
-        remedy = (
-            f"set a multiple of {parts}, which is {ranks} ranks times train.gradient_accumulation_steps {micro_batches}"
-        )
+        remedy = f"set a multiple of {parts}, {ranks} ranks times train.gradient_accumulation_steps {micro_batches}"
         require(self.batch_size % parts == 0, "layout.batch_size", self.batch_size, remedy)
 
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -292,10 +283,8 @@ class RowLayout(Layout):
         rare, and each epoch has other batches. For rows of one length this is a shuffle.
         """
         size, batches = self.batch_size, len(rows) // self.batch_size
-        remedy = (
-            f"the training split has only {len(rows)} rows of at most {self.sequence_length} tokens; set a smaller "
-        )
-        require(batches > 0, "layout.batch_size", size, remedy + "batch or use more text")
+        remedy = f"the training split has only {len(rows)} rows of at most {self.sequence_length} tokens; set less"
+        require(batches > 0, "layout.batch_size", size, f"{remedy} or use more text")
         order = generator.permutation(len(rows))[: batches * size]
         group = np.arange(len(order)) // (_BATCHES_SORTED_TOGETHER * size)
         order = order[np.lexsort((-rows.lengths[order], group))].reshape(batches, size)

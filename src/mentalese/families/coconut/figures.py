@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mentalese.data.batch import Batch
-    from mentalese.data.prosqa import Question as GraphQuestion
+    from mentalese.data.generated import Question as GraphQuestion
     from mentalese.data.split import Split
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import CoconutEncoded

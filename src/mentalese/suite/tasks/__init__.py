@@ -1,6 +1,6 @@
 """The mechanism suite: generated tasks with known best scores, with and without a mechanism.
 
-Each task has a file; docs/tasks.md lists them all. This package does not import torch.
+docs/tasks.md lists all tasks. This package does not import torch.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from mentalese.errors import nearest, require
 from mentalese.suite.tasks.base import Levels, Task
 from mentalese.suite.tasks.composition import Composition
-from mentalese.suite.tasks.concepts import Concepts
 from mentalese.suite.tasks.expressions import Expressions
-from mentalese.suite.tasks.phrases import Phrases
+from mentalese.suite.tasks.phrases import Concepts, Phrases
 from mentalese.suite.tasks.reachability import Reachability
 from mentalese.suite.tasks.recall import Recall
 from mentalese.suite.tasks.topics import Topics

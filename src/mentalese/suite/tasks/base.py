@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -114,6 +115,20 @@ class Task(ABC):
         return next(split for split, bound in _SHARES.items() if share < bound)
 
 
+class DrawnTask(Task):
+    """A task whose documents are drawn one by one, each by a random generator of its own."""
+
+    @abstractmethod
+    def document(self, split: str, rng: random.Random) -> Document:
+        """Draw a document of a split."""
+
+    def generators(self, split: str) -> Iterator[random.Random]:
+        return (random.Random(self.key(split, i)) for i in count())
+
+    def generate(self, split: str) -> Iterator[Document]:
+        return (self.document(split, rng) for rng in self.generators(split))
+
+
 class MarkovText(Task):
     """A task of text whose likelihoods are exact, as the tables that documents are drawn from are known.
 
@@ -186,6 +201,11 @@ class MarkovText(Task):
 def uniforms(key: str, *shape: int) -> np.ndarray:
     """Return numbers in [0, 1) that depend only on `key`; float64."""
     return np.random.Generator(np.random.PCG64(_number(key))).random(shape)
+
+
+def pick(rng: random.Random, items: Sequence[T]) -> T:
+    """Return one of the items, each as likely."""
+    return items[int(rng.random() * len(items))]
 
 
 def draw(table: np.ndarray, chance: np.ndarray) -> np.ndarray:

@@ -3,37 +3,31 @@
 A question is a sequence of permutations of n things, each written as what it makes of `abc` (or `abcde`), all equally
 likely. The answer is what they make of it together: in `cab`, the third thing comes first. The steps are the running
 product. Products in S5 are beyond any constant depth at all lengths (Barrington's theorem; Merrill, Petty and
-Sabharwal, "The Illusion of State in State-Space Models", 2024), those in S3 are not.
+Sabharwal, "The Illusion of State in State-Space Models", 2024), products in S3 are not.
 
-    optimum  100%
-    floor    what counting finds, the sign of the product: 2 / n!, as both signs are equally likely and so is every
-             product of a sign
-    chance   majority: 1 / n!, as every product is equally likely
-
-L layers can do more than the floor on short sequences: results are to be reported by length (`group`).
+The floor is what counting finds, the sign of the product: 2 / n!, as both signs are equally likely and so is every
+product of a sign. L layers can do more on short sequences: report results by length (`group`).
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate, permutations
-from itertools import count as numbers
 from typing import Annotated
 
 from pydantic import Field
 
 from mentalese.data.documents import Document, record
-from mentalese.suite.tasks.base import Flag, Levels, Range, Task
+from mentalese.suite.tasks.base import DrawnTask, Flag, Levels, Range, pick
 from mentalese.values import checked_dataclass
 
 _ENOUGH = 200  # sequences of the smallest length, so that each split has some
 
 
 @checked_dataclass("")
-class Composition(Task):
+class Composition(DrawnTask):
     """Options of `builtin:composition`.
 
     Attributes:
@@ -63,18 +57,15 @@ class Composition(Task):
         places = {word: ["abcde".index(letter) for letter in word] for word in elements}
         return {a: {b: "".join(a[i] for i in places[b]) for b in elements} for a in elements}
 
-    def generate(self, split: str) -> Iterator[Document]:
-        low, high = self.length
-        elements = list(self.group_table)
-        for i in numbers():
-            rng = random.Random(self.key(split, i))
-            length = low + int(rng.random() * (high - low + 1))
-            while True:
-                moves = [elements[int(rng.random() * len(elements))] for _ in range(length)]
-                if self.owner(" ".join(moves)) == split:
-                    break
-            products = list(accumulate(moves, lambda a, b: self.group_table[a][b]))
-            yield record(f"{' '.join(moves)} =", products if self.steps else (), products[-1])
+    def document(self, split: str, rng: random.Random) -> Document:
+        elements, low, high = list(self.group_table), *self.length
+        length = pick(rng, range(low, high + 1))
+        while True:
+            moves = [pick(rng, elements) for _ in range(length)]
+            if self.owner(" ".join(moves)) == split:
+                break
+        products = list(accumulate(moves, lambda a, b: self.group_table[a][b]))
+        return record(f"{' '.join(moves)} =", products if self.steps else (), products[-1])
 
     @staticmethod
     def group(document: Document) -> int:

@@ -1,13 +1,9 @@
 """`builtin:expressions`: arithmetic modulo 10 in nested brackets, where each bracket needs the one inside it.
 
 An expression of depth k is a bracket of two parts and `+`, `-` or `*` between them: one part, on either side, has depth
-k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit. The steps are the value at the end of each
-bracket (docs/tasks.md).
-
-    optimum  100%
-    floor    the best guess of a reader who sees only the outermost bracket: its operation, its digits, and the depths
-             of its parts; exact, by the distribution of values at each depth, for the test documents' depths
-    chance   majority: the best constant answer, by the same distributions
+k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit (docs/tasks.md). The floor is exact, by the
+distribution of values at each depth: the best guess of a reader who sees the operation and the digits of the outermost
+bracket, and the depths of its parts.
 """
 
 from __future__ import annotations
@@ -15,15 +11,14 @@ from __future__ import annotations
 import operator
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import count as numbers
+from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from mentalese.data.documents import Document, record
-from mentalese.suite.tasks.base import Flag, Levels, Range, Task
+from mentalese.suite.tasks.base import DrawnTask, Flag, Levels, Range, pick
 from mentalese.values import checked_dataclass
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -31,7 +26,7 @@ MODULUS = 10
 
 
 @checked_dataclass("")
-class Expressions(Task):
+class Expressions(DrawnTask):
     """Options of `builtin:expressions`.
 
     Attributes:
@@ -47,17 +42,14 @@ class Expressions(Task):
     kind = "records"
     description = "20,000 bracketed expressions modulo 10 of depth 2 to 4, with the value of each bracket"
 
-    def generate(self, split: str) -> Iterator[Document]:
+    def document(self, split: str, rng: random.Random) -> Document:
         low, high = self.depth
-        for i in numbers():
-            rng = random.Random(self.key(split, i))
-            depth = low + int(rng.random() * (high - low + 1))
-            while True:
-                steps: list[str] = []
-                question, value = _expression(rng, depth, steps)
-                if self.owner(question) == split:
-                    break
-            yield record(question, steps if self.steps else (), str(value))
+        depth = pick(rng, range(low, high + 1))
+        while True:
+            steps: list[str] = []
+            question, value = _expression(rng, depth, steps)
+            if self.owner(question) == split:
+                return record(question, steps if self.steps else (), str(value))
 
     @staticmethod
     def group(document: Document) -> int:
@@ -80,12 +72,12 @@ class Expressions(Task):
 def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, int]:
     """Return a random expression and its value; its brackets go to `steps`, as they end."""
     if not depth:
-        digit = int(rng.random() * MODULUS)
+        digit = pick(rng, range(MODULUS))
         return str(digit), digit
-    depths = [depth - 1, int(rng.random() * depth)]
+    depths = [depth - 1, pick(rng, range(depth))]
     if rng.random() < 0.5:
         depths.reverse()
-    sign = "+-*"[int(rng.random() * 3)]
+    sign = pick(rng, "+-*")
     (left, a), (right, b) = (_expression(rng, part, steps) for part in depths)
     value = _OPERATIONS[sign](a, b) % MODULUS
     steps.append(f"{a} {sign} {b} = {value}")

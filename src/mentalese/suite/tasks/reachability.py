@@ -1,60 +1,45 @@
 """`builtin:reachability`: questions like ProsQA's that a look at the neighbourhood does not answer (docs/tasks.md).
 
 A directed graph without cycles, a person (root), and two candidates, of which only one can be reached from the root, in
-h steps; the other one is reached from another person, in as many. The graph is its own mirror image: if the two people
-change places, and with them the candidates and all that lies between, it stays as it is. So nothing but a chain of
-facts from the root to the candidate tells them apart. Steps are one of the shortest paths, or with `steps=frontier`
-the search: step k has all edges out of what lies k - 1 steps from the person.
+h steps; the other one is reached from another person, in as many. The graph is its own mirror image, so nothing but a
+chain of facts from the root to the candidate tells them apart.
 
 Graphs grow from the two paths. Other nodes get about `PARENTS` parents among nodes of one side, or of all, and so do
 their mirror images; some are their own, and at least one of these lies below both people. Nodes of the paths get
 further parents at the same distance, or such as neither of the two reaches. The candidates lead nowhere.
-
-    optimum  100%
-    floor    a coin: what lies within two steps of one side, or one step of both, is alike for both candidates
-    chance   50%
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, pairwise
-from itertools import count as numbers
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mentalese.data.documents import Document, record
-from mentalese.data.prosqa import Question
-from mentalese.suite.tasks.base import Levels, Range, Task
+from mentalese.data.generated import Question, poisson, words
+from mentalese.suite.tasks.base import DrawnTask, Levels, Range, pick
 from mentalese.values import checked_dataclass
 
-# The words of ProsQA, as in `mentalese.data.prosqa`, so that a model trained here can answer its questions.
-# ruff: noqa: SIM905
-_NAMES = "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren".split()
-_CONCEPTS = (
-    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus impus jelpus jompus "
-    "kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus sterpus storpus terpus timpus tumpus "
-    "vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
-).split()
 Facts = Literal["sentences", "pairs", "words"]
-_WORDS: dict[Facts, tuple[list[str], list[str]]] = {
-    "sentences": (_NAMES, _CONCEPTS),
-    "pairs": (_NAMES, _CONCEPTS),
-    "words": (list("ABCDEF"), list("abcdefghijklmnop")),
-}
-"""The people and the concepts of each form of facts."""
 PARENTS = 1.4  # mean of a Poisson number, for nodes that are on no path
 _ALONE, _ONE_SIDE = 0.1, 0.7  # cumulative shares of nodes that are their own mirror image, and are below only one side
 _FURTHER = 0.3  # chance of a further parent, for each step of the paths
 
 
+def _words(form: Facts) -> tuple[list[str], list[str]]:
+    """Return people and concepts: letters, or the words of ProsQA, whose questions a model trained here can answer."""
+    if form == "words":
+        return list("ABCDEF"), list("abcdefghijklmnop")
+    return words("prosqa")["names"], words("prosqa")["concepts"]
+
+
 @checked_dataclass("")
-class Reachability(Task):
+class Reachability(DrawnTask):
     """Options of `builtin:reachability`.
 
     Attributes:
@@ -76,7 +61,7 @@ class Reachability(Task):
     description = "20,000 questions like ProsQA's, 3 or 4 steps, which only search answers"
 
     def __post_init__(self) -> None:
-        most = 2 + len(_WORDS[self.facts][1])
+        most = 2 + len(_words(self.facts)[1])
         self.check("hops", self.hops[1] <= (most - 5) // 2, f"set at most {(most - 5) // 2}")
         least = 2 * self.hops[1] + 5
         self.check("nodes", least <= self.nodes <= most, f"set {least} (for {self.hops[1]} hops) to {most}")
@@ -85,31 +70,32 @@ class Reachability(Task):
     def pairs(self) -> dict[str, list[tuple[str, str]]]:
         """Pairs of candidates in the questions of each split."""
         by_split: dict[str, list[tuple[str, str]]] = {}
-        for pair in combinations(_WORDS[self.facts][1], 2):
+        for pair in combinations(_words(self.facts)[1], 2):
             by_split.setdefault(self.owner(" ".join(pair)), []).append(pair)
         return by_split
 
     def questions(self, split: str) -> Iterator[Question]:
         """Yield the questions of a split with their graphs, without an end."""
-        low, high = self.hops
-        for i in numbers():
-            rng = random.Random(self.key(split, i))
-            hops = low + int(rng.random() * (high - low + 1))
-            pairs = self.pairs[split]
-            question = _question(rng, hops, self.nodes, pairs[int(rng.random() * len(pairs))], self.facts)
-            if self.steps == "frontier":
-                question = dataclasses.replace(question, steps=_frontiers(rng, question, self.facts))
-            yield question
+        return map(partial(self._question, split), self.generators(split))
 
-    def generate(self, split: str) -> Iterator[Document]:
-        return (record(question.question, question.steps, question.answer) for question in self.questions(split))
+    def document(self, split: str, rng: random.Random) -> Document:
+        question = self._question(split, rng)
+        return record(question.question, question.steps, question.answer)
+
+    def _question(self, split: str, rng: random.Random) -> Question:
+        low, high = self.hops
+        hops = pick(rng, range(low, high + 1))
+        question = _question(rng, hops, self.nodes, pick(rng, self.pairs[split]), self.facts)
+        if self.steps == "frontier":
+            question = dataclasses.replace(question, steps=_frontiers(rng, question, self.facts))
+        return question
 
     def names(self, question: Question, node: int) -> list[str]:
         """Return the words that a node is known by: its own, or where a fact is one word, the facts into it."""
-        words = question.symbols
+        symbols = question.symbols
         if self.facts != "words":
-            return [words[node]]
-        return [_fact(words[a], words[b], self.facts) for a, b in question.edges if b == node]
+            return [symbols[node]]
+        return [_fact(symbols[a], symbols[b], self.facts) for a, b in question.edges if b == node]
 
     @staticmethod
     def group(document: Document) -> int:
@@ -150,9 +136,9 @@ class _Graph:
 
     def _draw(self, choices: list[int], mean: float, least: int = 0) -> list[int]:
         """Return a Poisson number of different nodes."""
-        number, nodes = min(max(_poisson(self.rng, mean), least), len(choices)), list[int]()
+        number, nodes = min(max(poisson(self.rng, mean), least), len(choices)), list[int]()
         while len(nodes) < number:
-            node = choices[int(self.rng.random() * len(choices))]
+            node = pick(self.rng, choices)
             if node not in nodes:
                 nodes.append(node)
         return nodes
@@ -198,7 +184,7 @@ class _Graph:
                     or (reached == 1 and self.level[other] == self.distance[other] == step - 1 and other != node - 2)
                 ]
                 if choices:
-                    parent = choices[int(self.rng.random() * len(choices))]
+                    parent = pick(self.rng, choices)
                     self.parents[node].append(parent)
                     self.parents[node + 1].append(self.mirror[parent])
 
@@ -211,13 +197,13 @@ class _Graph:
                 for node in self.parents[path[0]]
                 if self.reached[node] and self.distance[node] == self.hops - len(path)
             ]
-            path.insert(0, nearer[int(self.rng.random() * len(nearer))])
+            path.insert(0, pick(self.rng, nearer))
         return path
 
 
 def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], form: Facts) -> Question:
     ends = 2 * hops, 2 * hops + 1
-    names, fixed_words = _WORDS[form]
+    names, fixed_words = _words(form)
     while True:  # hardly ever twice
         graph = _Graph(rng, hops, nodes)
         edges = [(parent, node) for node, node_parents in enumerate(graph.parents) for parent in node_parents]
@@ -231,7 +217,7 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
         zip(concepts, rng.sample([word for word in fixed_words if word not in pair], len(concepts)), strict=True)
     )
     word |= dict(zip(ends, rng.sample(pair, 2)))
-    root = int(rng.random() * 2)
+    root = pick(rng, range(2))
     path = graph.path(ends[root])
     place = {node: i for i, node in enumerate(used_nodes)}
     facts = {(a, b): _fact(word[a], word[b], form) for a, b in edges}
@@ -251,10 +237,10 @@ def _question(rng: random.Random, hops: int, nodes: int, pair: Sequence[str], fo
 
 def _frontiers(rng: random.Random, question: Question, form: str) -> tuple[str, ...]:
     """Return the edges out of the nodes 0, 1, .. steps from the root, up to the answer; each step is shuffled."""
-    words, distances, steps = question.symbols, question.distances(), list[str]()
+    symbols, distances, steps = question.symbols, question.distances(), list[str]()
     for distance in range(distances[question.target] or 0):
         edges = [(a, b) for a, b in question.edges if distances[a] == distance]
-        steps.append(_line([_fact(words[a], words[b], form) for a, b in rng.sample(edges, len(edges))], form))
+        steps.append(_line([_fact(symbols[a], symbols[b], form) for a, b in rng.sample(edges, len(edges))], form))
     return tuple(steps)
 
 
@@ -274,10 +260,3 @@ def _line(facts: Sequence[str], form: str) -> str:
 
 def _asked(root: str, first: str, second: str, form: str) -> str:
     return f"Is {root} a {first} or {second}?" if form == "sentences" else f"? {root} {first} {second}"
-
-
-def _poisson(rng: random.Random, mean: float) -> int:
-    count, product, bound = 0, rng.random(), math.exp(-mean)
-    while product > bound:
-        count, product = count + 1, product * rng.random()
-    return count

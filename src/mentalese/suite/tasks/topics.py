@@ -2,10 +2,7 @@
 
 Each of K hidden tables is a distribution over symbols (`table=unigram`), or one for each symbol before (`bigram`, a
 Markov chain whose first symbol is uniform). A document takes a table at random and draws all its symbols from it.
-
-    optimum  the exact posterior predictive: -log p(x_1 .. x_L) / L, p(x) = 1/K sum_k prod_t p_k(x_t | x_{t-1})
-    floor    the same with only the `window` symbols before the predicted one visible, and its place known
-    chance   log(symbols)
+The optimum is the exact posterior predictive: -log p(x_1 .. x_L) / L, p(x) = 1/K sum_k prod_t p_k(x_t | x_{t-1}).
 
 The tables depend only on `seed`, `topics`, `symbols`, `table` and `spread`, so longer documents have the same topics.
 """
