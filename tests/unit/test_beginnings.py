@@ -385,6 +385,7 @@ def test_questions_of_records_are_one_message(base: Path, records: Path, shots: 
 def test_latents_begin_each_turn_of_the_assistant(base: Path) -> None:
     layout = QuestionAnswer(stage=1, stages=2, latents_per_step=2)
     plain = AutoTokenizer.from_pretrained(base)
+    plain.chat_template = "<|END_OF_TURN|>" + plain.chat_template
     tokenizer = text_tokenizer(add_markers(plain, latents=True), layout, DataConfig())
     chat = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]
     latents = "<|start-latent|><|latent|><|latent|><|end-latent|>"

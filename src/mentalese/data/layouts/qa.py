@@ -221,10 +221,10 @@ class QuestionAnswer(RowLayout):
             "LATENTS": self._latents(tokenizer),
             "END": [self.special_ids(tokenizer)["eos_token_id"]],
         }
-        template = _CHAT_TEMPLATE if base is None else f"{_BEFORE_CHAT}{base}{_AFTER_CHAT}"
+        texts = [_CHAT_TEMPLATE] if base is None else [_BEFORE_CHAT, _AFTER_CHAT]
         for name, ids in parts.items():
-            template = template.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids)))
-        return template
+            texts = [text.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids))) for text in texts]
+        return (base or "").join(texts)
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, str | None]:
         return {
