@@ -51,7 +51,7 @@ from mentalese.recipe import DataConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.recipes import SUITE
-from mentalese.suite.run import run_suite
+from mentalese.suite.run import Schedule, run_suite
 from mentalese.training.loop import train
 from mentalese.training.parallel import setup
 from mentalese.training.validation import openings
@@ -250,7 +250,7 @@ def suite(task: str, on: Setting) -> dict[str, Any]:
     if on.rehearse:
         SUITE[task] = partial(_toy, SUITE[task])
     size, trials, seeds = (0.25, 1, 1) if on.rehearse else (4.0, 1, 3)
-    return run_suite([task], on.folder / "suite" / task, trials=trials, seeds=seeds, size=size, show=False)
+    return run_suite([task], on.folder / "suite" / task, Schedule.of(trials, seeds=seeds), size=size)
 
 
 def _toy(made: Callable[[float], SuiteTask], size: float) -> SuiteTask:

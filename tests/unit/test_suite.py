@@ -41,7 +41,7 @@ from mentalese.suite.judge import (
 )
 from mentalese.suite.methods import Method, SuiteTask
 from mentalese.suite.recipes import DEFAULT, RECIPES, SUITE
-from mentalese.suite.run import run_suite, suite_page
+from mentalese.suite.run import Schedule, run_suite, suite_page
 from mentalese.suite.tasks import Levels, task
 from mentalese.suite.texts import UNSEEN
 from support import module_at
@@ -387,7 +387,7 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(suite_run, "compare", compare)
     rivals = ("no-cot", "pause-curriculum", "no-thoughts")
-    result = run_suite(["composition"], tmp_path, recipes=["sim-*", "cot"], show=False)
+    result = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["sim-*", "cot"])
     assert asked == [[f"composition/{name}" for name in ("sim-cot", *rivals, "cot")]]
     (judged,) = result["tasks"]
     assert list(judged["methods"][0]["against"]) == [f"composition/{name}" for name in rivals]
@@ -395,12 +395,12 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(result | {"tasks": [{**judged, "name": "recall"}, {**judged, "seeds": 7}]}))
-    kept = run_suite(["composition"], tmp_path, recipes=["cot", "no-cot"], show=False)["tasks"]
+    kept = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["cot", "no-cot"])["tasks"]
     assert [(task["name"], task["seeds"]) for task in kept] == [("recall", 3), ("composition", 3)]
     page = (tmp_path / "suite.html").read_text()
     assert page.count('<section id="') == 2
     path.write_text(json.dumps(result | {"version": 1}))
-    assert len(run_suite(["composition"], tmp_path, recipes=["cot", "no-cot"], show=False)["tasks"]) == 1
+    assert len(run_suite(["composition"], tmp_path, Schedule.of(), recipes=["cot", "no-cot"])["tasks"]) == 1
 
 
 def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,7 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
         return comparison(dataclasses.replace(made, methods=kept), scores)
 
     monkeypatch.setattr(suite_run, "compare", compare)
-    (judged,) = run_suite(["composition"], tmp_path, recipes=["coconut", "sim-cot", "cot"], show=False)["tasks"]
+    (judged,) = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["coconut", "sim-cot", "cot"])["tasks"]
     rivals = {"no-cot", "pause-curriculum", "no-thoughts"}
     assert asked == [({"coconut", "sim-cot", "cot", *rivals}, 5), ({"sim-cot", *rivals}, 10)]
     methods = {method["name"].partition("/")[2]: method for method in judged["methods"]}
@@ -443,15 +443,17 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
         ({"names": ["topic"]}, "tasks"),
         ({"names": ["topics", "recall"], "recipes": ["latent*"]}, "recipes"),
         ({"names": ["composition"], "recipes": ["cot", "no-cot", "coconnut"]}, "recipes"),
-        ({"trials": 9}, "trials"),
         ({"size": 0.0}, "size"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments: dict[str, Any], field: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
-        run_suite(**({"names": [], "out": tmp_path} | arguments))
+        run_suite(**({"names": [], "out": tmp_path, "schedule": Schedule.of()} | arguments))
     assert refused.value.field == field
     assert not any(tmp_path.iterdir())
+    with pytest.raises(InputError) as refused:
+        Schedule.of(trials=9)
+    assert refused.value.field == "trials"
 
 
 def test_the_demo_scores_what_it_trains_on() -> None:
@@ -501,7 +503,7 @@ def test_published_tasks_join_the_others_without_this_machine(
     ("page", "run"),
     [
         ("index.html", run_demo),
-        ("suite.html", lambda out: run_suite(["composition"], out, show=False)),
+        ("suite.html", lambda out: run_suite(["composition"], out, Schedule.of())),
         ("report.html", lambda out: compare([RECIPES[0], RECIPES[1]], out, show=False)),
     ],
 )

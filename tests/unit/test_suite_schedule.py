@@ -56,7 +56,7 @@ class Suite:
         monkeypatch.setattr("mentalese.compare.compare.report", lambda *_: "a report")
 
     def run(self) -> dict[str, Any]:
-        result = run_suite([SMALL, WIDE], self.out, recipes=METHODS, tune_seeds=1, show=False)
+        result = run_suite([SMALL, WIDE], self.out, Schedule.of(tune_seeds=1), recipes=METHODS)
         self.published.append(self.seeds())
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -12,6 +12,9 @@ from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import scored_as
 from mentalese.screen import print_table
 from mentalese.values import Place, Positive, PositiveNumber, Texts, checked_dataclass
+
+if TYPE_CHECKING:
+    from mentalese.suite.run import Schedule
 
 
 @checked_dataclass("")
@@ -49,19 +52,18 @@ class Options:
 
 
 def run(options: Options) -> None:
-    if options.status:
-        print_status(options)
-        return
-    from mentalese.suite.run import run_suite
+    from mentalese.suite.run import Schedule, run_suite
 
+    schedule = Schedule.of(options.trials, options.tune_seeds, options.seeds)
+    if options.status:
+        print_status(options, schedule)
+        return
     with only_result_on_stdout():
         result = run_suite(
-            list(options.tasks),
+            options.tasks,
             options.out,
+            schedule,
             recipes=options.methods,
-            trials=options.trials,
-            tune_seeds=options.tune_seeds,
-            seeds=options.seeds,
             jobs=options.jobs,
             executor=options.executor,
             size=options.size,
@@ -86,11 +88,10 @@ def run(options: Options) -> None:
     print(f"\n{options.out / 'suite.html'} shows all of it")
 
 
-def print_status(options: Options) -> None:
+def print_status(options: Options, schedule: Schedule) -> None:
     """Print a row for each task: its runs, seeds and verdicts, and the time left."""
-    from mentalese.suite.run import Schedule, read_status
+    from mentalese.suite.run import read_status
 
-    schedule = Schedule.of(options.trials, options.tune_seeds, options.seeds)
     tasks = read_status(options.tasks, options.out, schedule, recipes=options.methods, size=options.size)
     if options.json:
         print_json([dataclasses.asdict(task) for task in tasks])

@@ -104,15 +104,12 @@ def most_to_gain(looks: Sequence[Look]) -> Look:
 def run_suite(
     names: Sequence[str],
     out: Path,
+    schedule: Schedule,
     *,
     recipes: Sequence[str] = (),
-    trials: int = 3,
-    tune_seeds: int = 3,
-    seeds: int | None = None,
     jobs: int = 1,
     executor: str | None = None,
     size: float = 1.0,
-    show: bool = True,
 ) -> Judged:
     """Run tasks and write `suite.json` and `suite.html` into `out` after each look, including tasks of earlier calls.
 
@@ -126,7 +123,6 @@ def run_suite(
         InputError: an unknown task, or a number out of range; errors of `compare`.
     """
     tasks = tasks_of(names, recipes, size)
-    schedule = Schedule.of(trials, tune_seeds, seeds)
     check_page(out / "suite.html", "suite.json")
     result: Judged = {}
     judged: dict[str, Judged] = {}
@@ -142,7 +138,6 @@ def run_suite(
             tune_seeds=schedule.tune_seeds,
             jobs=jobs,
             executor=executor,
-            show=show,
         )
         earlier = judged.get(task.name)
         found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)
