@@ -15,10 +15,10 @@ import mentalese
 from mentalese import Recipe
 from mentalese.data.documents import line_places, one_line
 from mentalese.data.layouts import Layout, QuestionAnswer
-from mentalese.data.layouts.qa import _CHAT_TEMPLATE
 from mentalese.data.store import prepare
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.families.codi.layout import QuestionPairs
+from mentalese.html import TEMPLATES
 from mentalese.recipe import DataConfig, EvaluationConfig, TrainConfig
 from support import metaspace_tokenizer, saved
 
@@ -44,7 +44,7 @@ def test_places_are_those_of_the_characters(text: str) -> None:
 @given(TEXTS)
 def test_the_chat_template_reads_a_line_alike(text: str) -> None:
     tokenizer = metaspace_tokenizer()
-    tokenizer.chat_template = _CHAT_TEMPLATE
+    tokenizer.chat_template = (TEMPLATES / "chat.j2").read_text()
     chat = [{"role": "user", "content": text}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == f"BEGINNING{one_line(text)}\n"
 

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 HUB = "hub:"
 """Prefix of the names of lm-eval's own tasks."""
 _FOLDER = Path(__file__).parent / "tasks"
-SETS = (
-    "lambada_openai", "lambada_standard", "wikitext", "hellaswag", "blimp", "piqa", "arc_easy", "arc_challenge", "sciq",
-    "winogrande",
-)  # fmt: skip
+SETS = tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.yaml")))
 """Sets of local files, by lm-eval's names: one YAML file each in `tasks/`."""
 TASKS = ("perplexity", "reversal", *SETS)
 """The tasks that are not lm-eval's own (`hub:NAME`)."""

@@ -23,30 +23,6 @@ if TYPE_CHECKING:
 
 LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
 
-_CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message['role'] != ('user', 'assistant')[loop.index0] -%}
-{{- raise_exception('this model answers one question: pass one message of the user, and perhaps its answer') -}}
-{%- elif message['role'] == 'user' -%}
-{%- set lines = message['content'].replace('\\r', '\\n').split('\\n') | map('trim') | select -%}
-{{- 'BEGINNING' + lines | join(' ') + '\\n' -}}
-{%- else -%}
-{{- 'LATENTS' -}}{%- generation -%}{{- message['content'] + 'END' -}}{%- endgeneration -%}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- 'LATENTS' -}}{%- endif -%}
-"""
-# Around the chat template of a base: latents begin each turn of the assistant.
-_BEFORE_CHAT = """\
-{%- set chat = namespace(messages=[]) -%}
-{%- for message in messages -%}
-{%- set latents = 'LATENTS' if message['role'] == 'assistant' else '' -%}
-{%- set chat.messages = chat.messages + [{'role': message['role'], 'content': latents + message['content']}] -%}
-{%- endfor -%}
-{%- set messages = chat.messages -%}
-"""
-_AFTER_CHAT = "{% if add_generation_prompt %}{{- 'LATENTS' -}}{% endif %}"
-
 
 @checked_dataclass("layout")
 class QuestionAnswer(RowLayout):
@@ -212,8 +188,12 @@ class QuestionAnswer(RowLayout):
         return encoder.question(text) + TextRow.of_markers(*self._latents(encoder.tokenizer))
 
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return a question from the user, the latents, and the assistant's steps and answer, as in training."""
+        """Return a question from the user, the latents, and the assistant's steps and answer, as in training.
+
+        Around the chat template of a base, latents begin each turn of the assistant.
+        """
         from mentalese.data.tokenizers import base_chat_template, beginning
+        from mentalese.html import TEMPLATES
 
         base = base_chat_template(tokenizer)
         parts = {
@@ -221,7 +201,9 @@ class QuestionAnswer(RowLayout):
             "LATENTS": self._latents(tokenizer),
             "END": [self.special_ids(tokenizer)["eos_token_id"]],
         }
-        texts = [_CHAT_TEMPLATE] if base is None else [_BEFORE_CHAT, _AFTER_CHAT]
+        texts = [(TEMPLATES / "chat.j2").read_text(encoding="utf-8")]
+        if base is not None:
+            texts = (TEMPLATES / "chat_with_latents.j2").read_text(encoding="utf-8").removesuffix("\n").split("CHAT")
         for name, ids in parts.items():
             texts = [text.replace(name, "".join(tokenizer.convert_ids_to_tokens(ids))) for text in texts]
         return (base or "").join(texts)
