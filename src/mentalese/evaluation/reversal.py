@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from mentalese.data.batch import to_device
+from mentalese.data.generated import words
 from mentalese.errors import require
 from mentalese.evaluation.statistics import bootstrap_pairs
 from mentalese.models.base import evaluation_mode
@@ -30,14 +31,7 @@ if TYPE_CHECKING:
 CONTEXT = "The son of {father} is {son}."
 QUERIES = {"normal": "The son of {father} is", "reversed": "The father of {son} is"}
 
-NAMES = (
-    "James", "John", "Robert", "Michael", "William", "David", "Richard", "Joseph", "Thomas", "Charles",
-    "Christopher", "Daniel", "Matthew", "Anthony", "Mark", "Donald", "Steven", "Paul", "Andrew", "Joshua",
-    "Kenneth", "Kevin", "Brian", "George", "Timothy", "Ronald", "Edward", "Jason", "Jeffrey", "Ryan",
-    "Jacob", "Gary", "Nicholas", "Eric", "Jonathan", "Stephen", "Larry", "Justin", "Scott", "Brandon",
-    "Benjamin", "Samuel", "Gregory", "Alexander", "Patrick", "Frank", "Raymond", "Jack", "Dennis", "Jerry",
-    "Henry", "Peter", "Adam", "Nathan", "Walter", "Arthur", "Albert", "Louis", "Martin", "Philip",
-)  # fmt: skip
+NAMES = tuple(words("reversal")["names"])
 """Common male first names in English."""
 
 
