@@ -39,11 +39,13 @@ def test_loss_and_gradients_are_those_of_the_plain_form(n: int, chunk: int, igno
     if not weighted:
         inputs["target_weights"] = torch.ones(n)
     expected = linear_cross_entropy_reference(**inputs)
-    loss = linear_cross_entropy(**inputs, chunk_size=chunk)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss_module, "_CHUNK", chunk)
+        loss = linear_cross_entropy(**inputs)
+        nll = linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"])
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
     for actual, reference in zip(gradients(loss, inputs), gradients(expected, inputs)):
         torch.testing.assert_close(actual, reference, atol=1e-6, rtol=1e-5)
-    nll = linear_nll(inputs["hidden"], inputs["weight"], inputs["targets"], chunk_size=chunk)
     reference = linear_nll_reference(inputs["hidden"], inputs["weight"], inputs["targets"])
     torch.testing.assert_close(nll, reference, atol=1e-5, rtol=1e-6)
 
@@ -69,18 +71,20 @@ def test_a_batch_without_targets_costs_nothing_and_moves_nothing() -> None:
     assert empty.item() == 0
 
 
-def test_the_derivation_holds_to_double_precision() -> None:
+def test_the_derivation_holds_to_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK", 10)
     inputs = problem()
     fixed = {name: inputs[name] for name in ("targets", "target_weights")}
     tensors = [inputs[name].detach().double().requires_grad_() for name in ("hidden", "weight")]
-    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, **fixed, chunk_size=10), tensors)
+    assert torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, **fixed), tensors)
 
 
-def test_under_autocast_products_are_bf16_and_the_sum_is_not() -> None:
+def test_under_autocast_products_are_bf16_and_the_sum_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK", 128)
     inputs = problem(n=300, d=64, v=5000)
     exact = linear_cross_entropy_reference(**inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = linear_cross_entropy(**inputs, chunk_size=128)
+        loss = linear_cross_entropy(**inputs)
         plain = linear_cross_entropy_reference(**inputs)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, plain, atol=1e-5, rtol=1e-5)  # the same bf16 logits, summed in float32
@@ -160,11 +164,12 @@ class Scaled(nn.Module):
         return 2.0 * hidden @ self.weight.T
 
 
-def test_complex_head_is_called_in_chunks() -> None:
+def test_complex_head_is_called_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK", 10)
     inputs = problem()
     head, targets = Scaled(inputs["weight"]), inputs["targets"]
     rest = {"targets": targets, "target_weights": inputs["target_weights"]}
-    loss = linear_cross_entropy(inputs["hidden"], head, **rest, chunk_size=10)
+    loss = linear_cross_entropy(inputs["hidden"], head, **rest)
     expected = linear_cross_entropy_reference(inputs["hidden"], 2.0 * inputs["weight"], **rest)
     torch.testing.assert_close(loss, expected)
     found = torch.autograd.grad(loss, (inputs["hidden"], head.weight))
@@ -172,8 +177,8 @@ def test_complex_head_is_called_in_chunks() -> None:
         torch.testing.assert_close(gradient, reference)
     assert head.rows == 10
     nll = linear_nll_reference(inputs["hidden"], 2.0 * inputs["weight"], targets)
-    torch.testing.assert_close(linear_nll(inputs["hidden"], head, targets, chunk_size=10), nll)
-    total, each = linear_nll_sum(inputs["hidden"], head, targets, chunk_size=10)
+    torch.testing.assert_close(linear_nll(inputs["hidden"], head, targets), nll)
+    total, each = linear_nll_sum(inputs["hidden"], head, targets)
     torch.testing.assert_close(total, nll.sum())
     torch.testing.assert_close(each, nll.detach())
     assert linear_cross_entropy(inputs["hidden"][:0], head, targets[:0]).item() == 0

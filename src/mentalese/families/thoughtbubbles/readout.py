@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from mentalese.families.thoughtbubbles.forking import Streams
-from mentalese.nn.loss import IGNORED, module_nll
+from mentalese.nn.loss import IGNORED, Logits, module_nll, product_dtype
 
 _TOKENS = 128  # tokens whose distributions are mixed at once
 
@@ -97,11 +97,9 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         streams: Streams,
         needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        device = hidden.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else torch.promote_types(hidden.dtype, weight.dtype)
+        dtype = product_dtype(hidden, weight)
         precise = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False):
             w = weight.to(dtype)
             hidden_grad = torch.zeros_like(hidden) if needs_grad else None
             weight_grad = torch.zeros_like(weight, dtype=precise) if needs_grad else None
@@ -109,14 +107,9 @@ class _MixtureCrossEntropy(torch.autograd.Function):
             nll = torch.zeros(targets.shape, dtype=precise, device=hidden.device)
             table = hidden.new_empty(hidden.shape[1], len(w), dtype=dtype)
             for row in range(len(hidden)):
-                token, h = streams.token[row], hidden[row].to(dtype)
-                y = targets[row].clamp(min=0)[token][:, None]
-                z = torch.mm(h, w.t(), out=table).to(precise)
-                top = z.amax(-1, keepdim=True)
-                right = z.gather(1, y) - top
-                p = z.sub_(top).exp_()
-                scale = p.sum(-1, keepdim=True)
-                joint = (right - scale.log())[:, 0] + log_weights[row]  # -inf in unused places
+                token = streams.token[row]
+                logits = Logits(hidden[row].to(dtype), w, targets[row].clamp(min=0)[token][:, None], table)
+                joint = log_weights[row] - logits.nll  # -inf in unused places
                 best = joint.new_full(targets.shape[1:], -torch.inf).scatter_reduce_(0, token, joint, "amax")
                 best = best.clamp(min=torch.finfo(precise).min)
                 share = (joint - best[token]).exp()
@@ -126,14 +119,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
                     continue
                 share = share / total.clamp(min=torch.finfo(precise).tiny)[token] * coefficients[row][token]
                 shares_grad[row] = -share
-                p = p.scatter_add_(1, y, -scale).to(dtype)
-                factor = share[:, None] / scale
-                hidden_grad[row] = (p @ w) * factor
-                scaled = (h * factor).to(dtype)
-                if dtype == precise:
-                    torch.addmm(weight_grad, p.t(), scaled, out=weight_grad)  # FLOP counters miss `addmm_`
-                else:
-                    weight_grad += p.t() @ scaled
+                logits.backward(share[:, None] / logits.scale, hidden_grad[row], weight_grad)
             nll = torch.where(targets != IGNORED, nll, 0.0)
             loss = (nll * coefficients).sum()
         ctx.mark_non_differentiable(nll)
