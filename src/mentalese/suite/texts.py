@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mentalese.data.layouts import Marked, Packed, PerDocument, SentenceStreams
-from mentalese.families.baselines.recipes import GPT2_SIZES, gpt2, gpt2_rope
+from mentalese.families.baselines.recipes import gpt2, gpt2_rope
 from mentalese.families.baselines.recipes import openstax as gpt2_recipe
 from mentalese.families.conceptlm.recipes import IMPLICIT, deeper
 from mentalese.families.looped.recipes import looped
@@ -343,7 +343,7 @@ def gestalt_table(size: float, suffix: str) -> SuiteTask:
     name = f"table2-{suffix}"
     length = {"tokens": int(50_000_000 * size), "eval_every": 500, "keep_checkpoints": 1}
     changes: dict[str, Any] = {"name": name, "baseline": None, "data": {"source": OPENSTAX}, "train": length}
-    reading = gestalt_recipe(suffix, *GPT2_SIZES[suffix]).replace(**changes)
+    reading = gestalt_recipe(suffix).replace(**changes)
     packed = gpt2_recipe(suffix).replace(**changes)
     marked = replace(packed, layout=Marked(**vars(packed.layout)))
     memory = papers_head(reading.model)

@@ -8,6 +8,9 @@ known by its total. `builtin:stdlib` is small: the recipes "for any text" are me
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from mentalese.data.layouts import Marked, Packed
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
@@ -80,6 +83,24 @@ def llama(
     }
 
 
+def llama3_rotary(factor: float) -> Fields:
+    """Return the rotary positions of Llama 3.1 and later, stretched by this factor."""
+    return {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def twin(recipe: Recipe, name: str, description: str, model: Fields, **changes: Any) -> Recipe:
+    """Return another model in the place of a baseline's, on the same text; `changes` as in `Recipe.replace`."""
+    other = dataclasses.replace(recipe, name=name, description=description, model=model, baseline=recipe.name)
+    return other.replace(**changes)
+
+
 TINY = Recipe(
     name="gpt2/tiny",
     description="GPT-2, 12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
@@ -103,6 +124,9 @@ def small(name: str, model: Fields, description: str) -> Recipe:
         optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
         train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     )
+
+
+SMALL = small("gpt2/small", gpt2(384, 6), "GPT-2 with 21M non-embedding parameters")
 
 
 def table2(suffix: str, width: int, heads: int, millions: int = 50) -> Recipe:
@@ -213,7 +237,7 @@ GIST = "GPT-2 that reads earlier sentences through their ends alone"
 
 RECIPES = [
     TINY,
-    small("gpt2/small", gpt2(384, 6), "GPT-2 with 21M non-embedding parameters"),
+    SMALL,
     *(
         by_size(f"gpt2/{size}", gpt2(width, heads), f"GPT-2 with {size.upper()} non-embedding parameters", rate)
         for size, (width, heads, rate) in GPT2_SIZES.items()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.families.baselines.recipes import llama
+from mentalese.families.baselines.recipes import llama, llama3_rotary
 from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers
 from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
@@ -108,14 +108,7 @@ def gsm8k(name: str, description: str, model: Fields, init: str, *, learning_rat
 
 LLAMA_HUB = "hub:meta-llama/Llama-3.2-1B-Instruct"
 LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, context=131072, theta=500_000.0) | {
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500_000.0,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    "rope_parameters": llama3_rotary(32.0)
 }
 
 RECIPES = [

@@ -24,11 +24,14 @@ from mentalese.families.baselines.recipes import (
     GPT2_TOKENS,
     OPENWEBTEXT,
     PYTHIA,
-    WIKITEXT,
     gpt2,
     llama,
+    llama3_rotary,
     neox,
+    twin,
 )
+from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
+from mentalese.families.baselines.recipes import TINY as GPT2_TINY
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 PILE = "hub:monology/pile-uncopyrighted"
@@ -81,16 +84,7 @@ def against(recipe: Recipe, baseline: Recipe) -> Recipe:
 
 def tiny() -> list[Recipe]:
     """Return the variants of `gpt2/tiny`, on the same tokens."""
-    recipe = Recipe(
-        name="conceptlm/tiny",
-        description="GPT-2, 12 layers of width 64, 100,000 tokens",
-        model=gpt2(64, 4, context=256),
-        layout=Packed(batch_size=4),
-        optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-        train=TrainConfig(tokens=100_000, eval_every=20),
-        evaluation=EvaluationConfig(max_documents=4),
-        baseline="gpt2/tiny",
-    )
+    recipe = twin(GPT2_TINY, "conceptlm/tiny", "GPT-2, 12 layers of width 64, 100,000 tokens", gpt2(64, 4, context=256))
     # Outputs of a layer drift faster than embeddings do: codes need more steps on the same number of tokens, and
     # smaller ones after GPT-2's first layer.
     steps = recipe.replace(layout=Packed(batch_size=2), baseline=None)
@@ -112,20 +106,6 @@ def tiny() -> list[Recipe]:
         variant(recipe, "mtp"),
         *(variant(other, "concept", **SHORT) for other in others),
     ]
-
-
-def small() -> list[Recipe]:
-    recipe = Recipe(
-        name="conceptlm/small",
-        description="GPT-2 with 21M non-embedding parameters, 500M tokens of WikiText-103",
-        model=gpt2(384, 6),
-        data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
-        layout=Packed(sequence_length=1024, batch_size=64),
-        optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
-        train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
-        baseline="gpt2/small",
-    )
-    return [variant(recipe, "concept", insert_depth=0), variant(recipe, "pm")]
 
 
 def openstax() -> list[Recipe]:
@@ -163,15 +143,6 @@ def openstax() -> list[Recipe]:
 
 RATES = {"124m": 1e-3, "355m": 8e-4, "774m": 6e-4, "1.5b": 4e-4}
 """Table 10."""
-LLAMA_31_ROTARY = {
-    "rope_type": "llama3",
-    "rope_theta": 500_000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-"""Of Llama-3.1's own config: its weights are read by no other."""
 HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
 
 
@@ -288,7 +259,7 @@ def table3() -> list[Recipe]:
         "table3-llama-8b",
         "Table 3: Llama-3.1-8B trained on, 9.6B tokens (set --data and --train.init)",
         llama(4096, 32, layers=32, mlp=14336, key_value_heads=8, tied=False, context=131_072, theta=500_000.0)
-        | {"rope_parameters": LLAMA_31_ROTARY},
+        | {"rope_parameters": llama3_rotary(8.0)},
         1e-5,
         9_600_000_000,
         "Table 3",
@@ -323,4 +294,18 @@ def ablations() -> list[Recipe]:
     return [*(against(one, pm) for one in recipes), pm, *twins]
 
 
-RECIPES = [*tiny(), *small(), *openstax(), *table1(), *table3(), *ablations()]
+SMALL = twin(
+    GPT2_SMALL,
+    "conceptlm/small",
+    "GPT-2 with 21M non-embedding parameters, 500M tokens of WikiText-103",
+    gpt2(384, 6),
+)
+RECIPES = [
+    *tiny(),
+    variant(SMALL, "concept", insert_depth=0),
+    variant(SMALL, "pm"),
+    *openstax(),
+    *table1(),
+    *table3(),
+    *ablations(),
+]

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from mentalese.data.layouts import Packed
 from mentalese.errors import require
-from mentalese.families.baselines.recipes import WIKITEXT, llama
-from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
+from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
+from mentalese.families.baselines.recipes import TINY as GPT2_TINY
+from mentalese.families.baselines.recipes import llama, twin
+from mentalese.recipe import Fields, Recipe
 
 PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
 """Layers of a trained decoder -> prelude, block and coda that McLeish et al. (arXiv 2511.07384) make of them: of
@@ -95,28 +96,20 @@ def variants(recipe: Recipe) -> list[Recipe]:
     return [recipe.replace(baseline=twins[0].name), *twins]
 
 
-TINY = Recipe(
-    name="looped/tiny",
-    description="1 + 2 + 1 layers of width 64, the middle ones 4 times: 10 deep; 100,000 tokens",
-    model=looped(
+TINY = twin(
+    GPT2_TINY,
+    "looped/tiny",
+    "1 + 2 + 1 layers of width 64, the middle ones 4 times: 10 deep; 100,000 tokens",
+    looped(
         llama(64, 4, layers=4, mlp=192, key_value_heads=4, tied=True, context=256, theta=10_000.0), 4, backprop_turns=4
     ),
-    layout=Packed(batch_size=4),
-    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-    train=TrainConfig(tokens=100_000, eval_every=20),
-    evaluation=EvaluationConfig(max_documents=4),
-    baseline="gpt2/tiny",
 )
 
-SMALL = Recipe(
-    name="looped/small",
-    description="1 + 4 + 1 layers of width 384, the middle ones 8 times; 500M tokens of WikiText-103",
-    model=looped(llama(384, 6, layers=6, mlp=1024, key_value_heads=6, tied=True, context=1024, theta=50_000.0), 8),
-    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
-    layout=Packed(sequence_length=1024, batch_size=64),
-    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
-    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
-    baseline="gpt2/small",
+SMALL = twin(
+    GPT2_SMALL,
+    "looped/small",
+    "1 + 4 + 1 layers of width 384, the middle ones 8 times; 500M tokens of WikiText-103",
+    looped(llama(384, 6, layers=6, mlp=1024, key_value_heads=6, tied=True, context=1024, theta=50_000.0), 8),
 )
 
 RECIPES = [*variants(TINY), *variants(SMALL)]

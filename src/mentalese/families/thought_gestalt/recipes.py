@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from mentalese.data.layouts import SentenceStreams
-from mentalese.families.baselines.recipes import GPT2_TOKENS, WIKITEXT
+from mentalese.families.baselines.recipes import GPT2_SIZES, table2, twin
+from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
+from mentalese.families.baselines.recipes import openstax as gpt2_openstax
 from mentalese.recipe import Clock, DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 RELEASED_HEAD = {"sentence_head": "normalized"}
@@ -53,20 +55,17 @@ TINY = Recipe(
     baseline="gpt2/tiny",
 )
 
-SMALL = Recipe(
-    name="thought_gestalt/small",
-    description="12 layers of width 384, 500M tokens of WikiText-103",
-    model=sizes(384, 6, attention_dropout=0.1, **RELEASED_HEAD),
-    data=DataConfig(source=WIKITEXT, tokenizer="bpe:16384"),
+SMALL = twin(
+    GPT2_SMALL,
+    "thought_gestalt/small",
+    "12 layers of width 384, 500M tokens of WikiText-103",
+    sizes(384, 6, attention_dropout=0.1, **RELEASED_HEAD),
     layout=SentenceStreams(tokens_per_batch=65_536),
-    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
-    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
     evaluation=EvaluationConfig(batch_size=8),
     phases=(
         Phase(start=50_000_000, clock="tokens", model={"eos_weight": 0.05}),
         *dropout_phases(0.15, 0.15, half=2_000, full=7_000),
     ),
-    baseline="gpt2/small",
 )
 
 
@@ -74,18 +73,15 @@ def paper_recipe(
     suffix: str, description: str, width: int, heads: int, *, millions: int = 50, token_dropout: float = 0.15
 ) -> Recipe:
     """Return one row of Table 2, with its GPT-2 twin as baseline."""
-    return Recipe(
-        name=f"thought_gestalt/table2-{suffix}",
-        description=description,
-        model=sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
-        data=DataConfig(source=WIKITEXT, tokenizer=GPT2_TOKENS, sentences="sat", train_tokens=millions * 1_000_000),
+    return twin(
+        table2(suffix, width, heads, millions),
+        f"thought_gestalt/table2-{suffix}",
+        description,
+        sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
         layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000),
-        optimizer=OptimizerConfig(learning_rate=2.5e-4, betas=(0.9, 0.999), weight_decay=0.01, warmup=0.02),
-        train=TrainConfig(epochs=50, early_stopping_patience=3, early_stopping_min_delta=0.1, checkpoint_every=1_000),
+        optimizer={"warmup": 0.02},
         evaluation=EvaluationConfig(batch_size=8),
         phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(token_dropout, 0.15, half=2_000, full=7_000)),
-        baseline=f"gpt2/table2-{suffix}",
-        paper="Table 2, Figure 2",
     )
 
 
@@ -113,24 +109,20 @@ RELEASE = by_data(50).replace(
 """The release's settings that differ from the paper and can be expressed (README)."""
 
 
-def openstax(suffix: str, width: int, heads: int, learning_rate: float) -> Recipe:
+def openstax(size: str) -> Recipe:
     """Return a run that `results/` publishes next to its GPT-2 twin; `--data` sets the corpus.
 
     Two epochs of text do not overfit such models, so neither twin has dropout.
     """
-    return Recipe(
-        name=f"thought_gestalt/openstax-{suffix}",
-        description=f"width {width}, {suffix.upper()} non-embedding parameters, 20M tokens of textbooks (set --data)",
-        model=sizes(width, heads, attention_dropout=0.0, **RELEASED_HEAD),
-        data=DataConfig(tokenizer="bpe:8192"),
+    width, heads, _ = GPT2_SIZES[size]
+    return twin(
+        gpt2_openstax(size),
+        f"thought_gestalt/openstax-{size}",
+        f"width {width}, {size.upper()} non-embedding parameters, 20M tokens of textbooks (set --data)",
+        sizes(width, heads, attention_dropout=0.0, **RELEASED_HEAD),
         layout=SentenceStreams(tokens_per_batch=8192),
-        optimizer=OptimizerConfig(learning_rate=learning_rate),
-        train=TrainConfig(
-            tokens=20_000_000, precision="bf16", eval_every=122, checkpoint_every=122, keep_checkpoints=25
-        ),
-        evaluation=EvaluationConfig(batch_size=8, max_documents=8),
+        evaluation={"batch_size": 8},
         phases=(EOS_PHASE,),
-        baseline=f"gpt2/openstax-{suffix}",
     )
 
 
@@ -182,8 +174,8 @@ ABLATIONS = [
 RECIPES = [
     TINY,
     SMALL,
-    openstax("340k", 48, 3, 4e-3),
-    openstax("1.3m", 96, 6, 2e-3),
+    openstax("340k"),
+    openstax("1.3m"),
     *(by_data(millions) for millions in (12, 20, 30, 50)),
     by_size("340k", 48, 3, token_dropout=0.0),
     by_size("1.3m", 96, 6, token_dropout=0.0),

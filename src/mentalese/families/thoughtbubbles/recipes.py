@@ -8,7 +8,9 @@ models.
 from __future__ import annotations
 
 from mentalese.data.layouts import Packed, QuestionAnswer
-from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, twin
+from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
+from mentalese.families.baselines.recipes import TINY as GPT2_TINY
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
 CORPORA = {"openwebtext": OPENWEBTEXT, "pes2o": "hub:allenai/olmo-mix-1124:pes2o"}
@@ -68,24 +70,21 @@ def wider(recipe: Recipe) -> Recipe:
     )
 
 
-TINY = Recipe(
-    name="thoughtbubbles/tiny",
-    description="12 layers of width 64, forks before 3, 7 and 11, 100,000 tokens: seconds on two CPU cores",
-    model=model(64, 4, 12, 256, (3, 7, 11), activation="gelu_tanh"),
-    layout=Packed(batch_size=4),
-    optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
-    train=TrainConfig(tokens=100_000, eval_every=20),
-    evaluation=EvaluationConfig(max_documents=4),
+TINY = twin(
+    GPT2_TINY,
+    "thoughtbubbles/tiny",
+    "12 layers of width 64, forks before 3, 7 and 11, 100,000 tokens: seconds on two CPU cores",
+    model(64, 4, 12, 256, (3, 7, 11), activation="gelu_tanh"),
+    baseline=None,
 )
 
-SMALL = Recipe(
-    name="thoughtbubbles/small",
-    description="12 layers of width 384, forks before 3, 7 and 11, 500M tokens of WikiText-103",
-    model=model(384, 6, 12, 512, (3, 7, 11)),
-    data=DataConfig(source="hub:Salesforce/wikitext:wikitext-103-raw-v1", tokenizer="bpe:16384"),
-    layout=Packed(sequence_length=512, batch_size=64),
-    optimizer=OptimizerConfig(learning_rate=1e-3, weight_decay=0.01),
-    train=TrainConfig(tokens=500_000_000, precision="bf16", eval_every=500, checkpoint_every=500),
+SMALL = twin(
+    GPT2_SMALL,
+    "thoughtbubbles/small",
+    "12 layers of width 384, forks before 3, 7 and 11, 500M tokens of WikiText-103",
+    model(384, 6, 12, 512, (3, 7, 11)),
+    layout={"sequence_length": 512},
+    baseline=None,
 )
 
 
