@@ -35,10 +35,9 @@ from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.blocks import Block, CompiledLayers, CrossAttention, Layered, SentenceHead
 from mentalese.families.thought_gestalt.config import HINGE_WEIGHT, ThoughtGestaltConfig
-from mentalese.families.thought_gestalt.cost import head_flops, layer_flops
 from mentalese.families.thought_gestalt.decode import SentenceCache, read_on
 from mentalese.families.thought_gestalt.memory import Memory, MemoryMap, memory_positions
-from mentalese.families.thought_gestalt.plan import PassPlan, Step, plan_pass, sent
+from mentalese.families.thought_gestalt.plan import PassPlan, Step, plan_flops, plan_pass, sent
 from mentalese.families.thought_gestalt.repeated import Use
 from mentalese.families.thought_gestalt.streams import SentenceMarkers, Sentences, find_sentences
 from mentalese.models.base import LossOutput
@@ -418,18 +417,24 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
                     group.append(list(getattr(block, name).parameters()))
         return groups
 
+    def _flops(self, batch: Batch, *, ends: bool) -> tuple[Sentences, int]:
+        """Return a batch's sentences, and the FLOPs of the layers; without `ends` upper layers skip last tokens."""
+        config = self.config
+        sentences = find_sentences(batch["input_ids"], batch.get("attention_mask"), config)
+        depth = config.num_hidden_layers if config.memory == "prefix" else config.recurrent_layers
+        plan = plan_pass(config, sentences, range(len(sentences.counts)), depth=depth, ends=ends)
+        return sentences, plan_flops(config, plan)
+
     def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`."""
-        sentences = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
-        return layer_flops(self.config, sentences) + head_flops(self.config, batch["input_ids"].numel())
+        head = batch["input_ids"].numel() * self.config.hidden_size * self.config.vocab_size
+        return self._flops(batch, ends=True)[1] + 2 * head
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `LanguageModel.training_flops`; upper layers and head only see tokens that predict something."""
-        sentences = find_sentences(batch["input_ids"], batch.get("attention_mask"), self.config)
-        head = head_flops(self.config, len(sentences.predicting()))
-        ahead = 2 * (len(sentences.lengths) - sum(sentences.counts[:1])) * self.config.hidden_size**2
-        layers = layer_flops(self.config, sentences, ends=False)
-        return 3 * (layers + head + (ahead if self.config.next_vector_weight else 0))
+        sentences, layers = self._flops(batch, ends=False)
+        head = len(sentences.predicting()) * self.config.hidden_size * self.config.vocab_size
+        ahead = (len(sentences.lengths) - sum(sentences.counts[:1])) * self.config.hidden_size**2
+        return 3 * (layers + 2 * head + (2 * ahead if self.config.next_vector_weight else 0))
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 

@@ -248,3 +248,33 @@ def _map(value: _T, change: Callable[[Tensor], Any]) -> _T:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         new = dataclasses.replace(value, **{name: _map(entry, change) for name, entry in vars(value).items()})
     return new
+
+
+def plan_flops(config: ThoughtGestaltConfig, plan: PassPlan) -> int:
+    """Return the FLOPs of all layers in a pass from the first step on, as PyTorch's counter counts them."""
+    d, size, depth, written = config.hidden_size, config.memory_size, plan.depth, max(plan.writes, 0)
+    window = config.memory_gradient_window
+    entry = 2 * d * d * (2 if window is not None and 0 < window < size else 1)  # keys and values of a vector
+    lower = sum(layer < depth for layer in config.cross_layers)
+    products = len(config.cross_layers) * size * d * d  # W_K PE
+    for k, step in enumerate(plan.steps):
+        sentences = len(step.sequences.order)
+        products += _layer_products(config, step.sequences, range(depth), max(1, min(k, size)))
+        products += sentences * d * d  # the sentence head
+        products += lower * sentences * ((k < written) * entry + (k == 0) * 2 * d * d)  # first: and the unused slot
+    if plan.upper is not None:
+        sequences, layers = plan.upper.sequences, range(depth, config.num_hidden_layers)
+        products += _layer_products(config, sequences, layers, max(1, min(written, size)))
+        products += (len(config.cross_layers) - lower) * len(sequences.order) * entry
+    return 2 * products
+
+
+def _layer_products(config: ThoughtGestaltConfig, sequences: Ragged, layers: range, slots: int) -> int:
+    """Return the products of layers for sentences that read `slots` slots."""
+    d, tokens = config.hidden_size, len(sequences.place)
+    cross = sum(layer in config.cross_layers for layer in layers)
+    attending = len(layers) - cross if config.attention_layout == "alternate" else len(layers)
+    mlp = tokens * d * config.mlp_width * (3 if config.activation == "swiglu" else 2)
+    attend = tokens * 4 * d * d + sum(2 * d * rows * longest**2 for rows, longest in sequences.shapes)
+    read = tokens * 2 * d * d + sum(2 * d * rows * longest * slots for rows, longest in sequences.shapes)
+    return len(layers) * mlp + attending * attend + cross * read
