@@ -25,8 +25,8 @@ from torch import Tensor
 
 from measuring import in_turns, print_times, run_parts, spread, timed_generation, whole_pass
 from mentalese.data.batch import Batch
-from mentalese.families.latent_thought.blocks import SelfAttention
 from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.decoder import SelfAttention
 from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.nn.window import window_attention

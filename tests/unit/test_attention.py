@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
-from mentalese.nn.flex import causal_blocks
+from mentalese.nn.attention import (
+    add_weighted,
+    attend_with_scores,
+    causal_blocks,
+    flex_attention_with_scores,
+    with_scores,
+)
 from mentalese.nn.rotary import rotary_table, rotate, rotate_first
 from references import rotate_reference, scored_attention_reference
 

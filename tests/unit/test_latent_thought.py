@@ -27,7 +27,7 @@ from mentalese.families.latent_thought.model import LTMForCausalLM
 from mentalese.families.latent_thought.plain import LatentThought
 from mentalese.families.latent_thought.recipes import ALGORITHM_1
 from mentalese.models.base import count_parameters
-from mentalese.nn.flex import flex_attend
+from mentalese.nn.attention import flex_attend
 from mentalese.nn.noise import Noise
 from mentalese.training.loop import train
 from mentalese.training.step import TrainStep

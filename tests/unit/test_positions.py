@@ -12,8 +12,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import InputError, Saved, load
+from mentalese.analyses.curves import nll_by_position
 from mentalese.analyses.figures import write_figure
-from mentalese.analyses.positions import nll_by_position
 from support import EOD, make_split
 
 

@@ -9,9 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from mentalese.analyses.curves import CURVES
+from mentalese.analyses.curves import CURVES, POSITIONS
 from mentalese.analyses.drawing import Figure, Numbers
-from mentalese.analyses.positions import POSITIONS
 from mentalese.errors import InputError, nearest, require
 from mentalese.files import check_place, read_json
 from mentalese.install import install_command

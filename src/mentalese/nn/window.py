@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mentalese.nn.flex import causal_blocks, flex_attend
+from mentalese.nn.attention import causal_blocks, flex_attend
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -27,8 +27,7 @@ from mentalese.screen import progress
 from mentalese.values import Positive, PositiveNumber, checked
 
 if TYPE_CHECKING:
-    from mentalese.families.latent_thought.blocks import PackedBatch
-    from mentalese.families.latent_thought.decoder import LTMDecoder
+    from mentalese.families.latent_thought.decoder import LTMDecoder, PackedBatch
 
 _MEANS, _VARIANCES, _FINAL = -3, -2, -1  # numbers of noise draws outside the fast steps
 _WEIGHT_DECAY = 0.01  # in the release's AdamW

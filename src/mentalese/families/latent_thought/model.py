@@ -23,8 +23,7 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, require
-from mentalese.families.latent_thought.blocks import PackedBatch
-from mentalese.families.latent_thought.decoder import LTMCache, LTMDecoder
+from mentalese.families.latent_thought.decoder import LTMCache, LTMDecoder, PackedBatch
 from mentalese.families.latent_thought.inference import (
     Posterior,
     check_finite,

@@ -29,8 +29,15 @@ from mentalese.data.batch import Batch, send
 from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
-from mentalese.families.thoughtbubbles.encoding import Candidates, Encoding
-from mentalese.families.thoughtbubbles.forking import Streams, fork, lowest_kept, select_block, within_budget
+from mentalese.families.thoughtbubbles.forking import (
+    Candidates,
+    Encoding,
+    Streams,
+    fork,
+    lowest_kept,
+    select_block,
+    within_budget,
+)
 from mentalese.families.thoughtbubbles.readout import mixture_cross_entropy, mixture_log_probabilities
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
