@@ -15,6 +15,28 @@ class ResidualLinear(nn.Linear):
     """
 
 
+class MLP(nn.Module):
+    """GPT-2's MLP, or with the activation `swiglu` a gated one.
+
+    Args:
+        activation: `gelu`, `gelu_tanh` or `swiglu`.
+    """
+
+    def __init__(self, hidden: int, width: int, activation: str) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(hidden, width * (2 if activation == "swiglu" else 1))
+        self.out = ResidualLinear(width, hidden)
+
+    def activate(self, up: Tensor) -> Tensor:
+        if self.activation == "swiglu":
+            return gated(up)
+        return F.gelu(up, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.activate(self.up(x)))
+
+
 class SwiGLU(nn.Module):
     """The gated MLP of Llama, without biases (Shazeer, "GLU Variants Improve Transformer")."""
 

@@ -199,10 +199,6 @@ def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
     return {"code_accuracy": concepts.mean(right.mean(-1)), "code_ce": concepts.mean(entropy.mean(-1))}
 
 
-class ConceptHeads(nn.Linear):
-    """The S heads as one map from d to S * N."""
-
-
 class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     """A Hugging Face decoder that also predicts the next concept and reads its own prediction."""
 
@@ -230,7 +226,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         if config.codebook is not None:
             segments = config.segments
             self.codebook = Codebook(segments, config.num_codes, config.hidden_size // segments, config.codebook)
-            self.heads = ConceptHeads(config.hidden_size, segments * config.num_codes)
+            self.heads = nn.Linear(config.hidden_size, segments * config.num_codes)  # all S heads as one map
         # A method, not a lambda, so that a copy of the model calls its own method.
         self.layers[config.insert_depth].register_forward_pre_hook(self._insert, with_kwargs=True)
         self._watched: tuple[int, Tensor | None] | None = (0, None)
@@ -240,8 +236,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         super().initialize(module)
         if isinstance(module, Codebook):
             module.start(self.backbone.config.initializer_range)
-        if isinstance(module, ConceptHeads) and self.config.silent_start:
-            init.zeros_(module.weight)
+        if module is self and self.heads is not None and self.config.silent_start:  # called last
+            init.zeros_(self.heads.weight)
 
     @property
     def limits(self) -> Limits:

@@ -53,11 +53,7 @@ class Posterior:
 
 
 class LatentThought(nn.Module):
-    """A decoder with a short attention window whose layers attend to thoughts inferred for each text.
-
-    Args:
-        config: settings of a model with thoughts; `tolerance`, which ends inference early, is not implemented here.
-    """
+    """A decoder with a short attention window whose layers attend to thoughts inferred for each text."""
 
     def __init__(self, config: LTMConfig) -> None:
         super().__init__()
@@ -136,15 +132,16 @@ class LatentThought(nn.Module):
         resampled = config.noise == "resampled"
         mu, log_var = 0.01 * noise.draw(MEANS, shape), 0.1 * noise.draw(VARIANCES, shape) + config.initial_log_variance
         posterior = Posterior(mu, log_var, noise.draw(FINAL if resampled else 0, shape))
-        parameters = torch.stack((mu, log_var))
-        adam = Adam(parameters, decay=0.01 if config.fast_optimizer == "adamw" else 0.0)
+        parameters = torch.stack((mu, log_var)).requires_grad_()
+        adam = torch.optim.AdamW([parameters], weight_decay=0.01 if config.fast_optimizer == "adamw" else 0.0)
         for step in range(config.fast_steps):
-            parameters = parameters.detach().requires_grad_()
             mu, log_var = parameters
             z = mu + (log_var / 2).exp() * noise.draw(step if resampled else 0, shape)
-            slope = self.slope(posterior, parameters, self.nll(input_ids, z), divergence(mu, log_var).sum((1, 2)))
-            rate = config.fast_learning_rate * schedule(config.fast_schedule, step, config.fast_steps)
-            parameters = adam.step(parameters, slope, rate)
+            kl = divergence(mu, log_var).sum((1, 2))
+            parameters.grad = self.slope(posterior, parameters, self.nll(input_ids, z), kl)
+            factor = schedule(config.fast_schedule, step, config.fast_steps)
+            adam.param_groups[0]["lr"] = config.fast_learning_rate * factor
+            adam.step()
         posterior.mu, posterior.log_var = parameters.detach()
         return posterior
 
@@ -187,21 +184,6 @@ def schedule(kind: str, step: int, steps: int) -> float:
     """Return the learning-rate factor of a fast step; `linear` and `cosine` end at a tenth (the release)."""
     share = step / max(steps - 1, 1)
     return {"constant": 1.0, "linear": 1 - 0.9 * share, "cosine": 0.1 + 0.45 * (1 + math.cos(math.pi * share))}[kind]
-
-
-class Adam:
-    """Adam (Kingma and Ba, 2015) for one tensor; AdamW if `decay` is positive."""
-
-    def __init__(self, value: Tensor, decay: float) -> None:
-        self.first, self.second = (torch.zeros_like(value) for _ in range(2))
-        self.decay, self.steps = decay, 0
-
-    def step(self, value: Tensor, slope: Tensor, rate: float) -> Tensor:
-        self.steps += 1
-        self.first = 0.9 * self.first + 0.1 * slope
-        self.second = 0.999 * self.second + 0.001 * slope.square()
-        mean, square = self.first / (1 - 0.9**self.steps), self.second / (1 - 0.999**self.steps)
-        return value * (1 - rate * self.decay) - rate * mean / (square.sqrt() + 1e-8)
 
 
 class Block(nn.Module):

@@ -61,8 +61,8 @@ class Looped(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.adapter = nn.Linear(2 * width, width, bias=False)
-        self.block_norm = RMSNorm(width, inner.rms_norm_eps) if config.norms == "sandwich" else None
-        self.norm = RMSNorm(width, inner.rms_norm_eps)
+        self.block_norm = nn.RMSNorm(width, inner.rms_norm_eps) if config.norms == "sandwich" else None
+        self.norm = nn.RMSNorm(width, inner.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         if inner.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
@@ -184,11 +184,11 @@ class Layer(nn.Module):
         super().__init__()
         inner, width = config.backbone_config, config.hidden_size
         self.self_attn, self.mlp = Attention(inner), MLP(width, inner.intermediate_size)
-        self.input_layernorm, self.post_attention_layernorm = (RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
+        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
         self.attention_out_norm: nn.Module = nn.Identity()
         self.mlp_out_norm: nn.Module = nn.Identity()
         if config.norms == "sandwich":
-            self.attention_out_norm, self.mlp_out_norm = (RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
+            self.attention_out_norm, self.mlp_out_norm = (nn.RMSNorm(width, inner.rms_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, positions: Tensor, keep: Keep) -> Tensor:
         x = self.attention_out_norm(x + self.self_attn(self.input_layernorm(x), positions, keep))
@@ -237,15 +237,3 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class RMSNorm(nn.Module):
-    """Llama's RMSNorm, which computes in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        return self.weight * (y * (y.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(x.dtype)

@@ -16,7 +16,7 @@ from transformers import GradientCheckpointingLayer
 from mentalese.families.thought_gestalt.config import ThoughtGestaltConfig
 from mentalese.families.thought_gestalt.plan import Step
 from mentalese.families.thought_gestalt.repeated import Unit, Use, uses_of
-from mentalese.nn.blocks import ResidualLinear, gated
+from mentalese.nn.blocks import MLP, ResidualLinear
 from mentalese.nn.ragged import causal_attention, reading_attention, split_heads
 
 if TYPE_CHECKING:
@@ -71,18 +71,6 @@ class CrossAttention(nn.Module):
         return weights.flatten(0, 1)[step.sequences.place]
 
 
-class MLP(nn.Module):
-    def __init__(self, config: ThoughtGestaltConfig) -> None:
-        super().__init__()
-        self.gated = config.activation == "swiglu"
-        self.up = nn.Linear(config.hidden_size, config.mlp_width * (2 if self.gated else 1))
-        self.out = ResidualLinear(config.mlp_width, config.hidden_size)
-
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        up = step.linear("up", self.up, x)
-        return step.linear("down", self.out, gated(up) if self.gated else F.gelu(up))
-
-
 class Block(GradientCheckpointingLayer):
     """Pre-norm attention and MLP. They read the sentence, the memory (Figure 3), or both (Table 1)."""
 
@@ -98,7 +86,7 @@ class Block(GradientCheckpointingLayer):
             self.memory_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
             self.memory_attention = CrossAttention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, config.mlp_width, config.activation)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """Return the states [N, d] after the block."""
@@ -112,7 +100,8 @@ class Block(GradientCheckpointingLayer):
                 x = x + self._attend(x, step)
             if self.reads:
                 x = x + self._read(x, step)
-        return x + self._dropped(self.mlp(step.norm("up", self.mlp_norm, x), step))
+        up = step.linear("up", self.mlp.up, step.norm("up", self.mlp_norm, x))
+        return x + self._dropped(step.linear("down", self.mlp.out, self.mlp.activate(up)))
 
     def uses(self, sizes: list[int]) -> list[dict[str, Use]]:
         """Return the uses of this block's maps for steps of these sizes, including preceding norms and the gate."""

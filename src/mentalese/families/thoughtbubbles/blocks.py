@@ -18,7 +18,7 @@ from mentalese.errors import InputError
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.attention import add_weighted, attend_with_scores, flex_attention_with_scores, with_scores
-from mentalese.nn.blocks import ResidualLinear, merge_heads, rotary_heads
+from mentalese.nn.blocks import MLP, ResidualLinear, merge_heads, rotary_heads
 from mentalese.nn.controls import controlled
 
 LOWEST = -20.0  # smallest log probability of a decision
@@ -102,17 +102,6 @@ class Attention(nn.Module):
         return state.cache[name][:, :, :end]
 
 
-class MLP(nn.Module):
-    def __init__(self, config: ThoughtbubblesConfig) -> None:
-        super().__init__()
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
-        self.up = nn.Linear(config.hidden_size, 4 * config.hidden_size)
-        self.out = ResidualLinear(4 * config.hidden_size, config.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.gelu(self.up(x), approximate=self.approximate))
-
-
 class Block(GradientCheckpointingLayer):
     """Pre-norm attention and MLP, each weighted by a stream's score (Eq. 9, 10)."""
 
@@ -121,7 +110,7 @@ class Block(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=NORM_EPS)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, 4 * config.hidden_size, config.activation)
 
     def forward(self, x: Tensor, state: StreamState) -> Tensor:
         """Return the states [B, N, d] after the block."""
