@@ -1,8 +1,7 @@
 """Attention within sequences of unequal length that lie end to end in one flat tensor, without padding elsewhere.
 
 Norms, linear maps and MLPs work on the flat [N, d]; only attention itself works on rows padded to the longest of a
-group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient. One gather
-pads and splits the heads, another one reverses both.
+group of similar length. Padding is never read by a real token, so it needs no mask and gets no gradient.
 
 Letters: n sequences, N tokens in all, P places in the padded groups, R sequences of T places in one group, m keys to
 read, d = heads * d_h.
@@ -11,7 +10,7 @@ read, d = heads * d_h.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +32,6 @@ class Ragged:
             grouped: a compiler knows a tensor's shape, and would compile again for other numbers in `shapes`.
         place: [N], the padded place of each flat token.
         even: each flat token is already at its padded place: one group of equal lengths, in its order.
-        by_head: cached results of `_rows`.
     """
 
     order: Tensor
@@ -41,7 +39,6 @@ class Ragged:
     index: Tensor
     place: Tensor
     even: bool = False
-    by_head: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, lengths: Tensor, prefix: Tensor | None = None, *, grouped: bool = False) -> Ragged:
@@ -70,57 +67,19 @@ class Ragged:
     def pad(self, flat: Tensor, heads: int, parts: int = 1) -> list[tuple[Tensor, ...]]:
         """Pad [N, parts * d], giving as many [R, heads, T, d_h] for each group."""
         width = flat.shape[1] // (parts * heads)
-        if self.even or _in_place(flat):
-            padded = flat if self.even else _Pad.apply(flat, self.index.flatten(), self.place)
-            groups = zip(self._groups(padded, 1), self._shapes)
-            apart = (group.view(*shape, parts, heads, width).unbind(2) for group, shape in groups)
-            return [tuple(part.transpose(1, 2) for part in group) for group in apart]
-        padded = _Pad.apply(flat.reshape(-1, width), *self._rows(heads, parts))
-        shapes = [(parts, rows, heads, longest, width) for rows, longest in self.shapes]
-        return [group.view(shape).unbind(0) for group, shape in zip(self._groups(padded, parts * heads), shapes)]
-
-    @property
-    def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        return self.shapes if self.index.ndim == 1 else (self.index.shape,)
-
-    def _groups(self, padded: Tensor, times: int) -> tuple[Tensor, ...]:
-        """Return the groups of a padded tensor by rows per place; splitting a single group later would copy it."""
-        if len(self.shapes) == 1:
-            return (padded,)
-        return padded.split([times * rows * longest for rows, longest in self.shapes])
+        padded = flat if self.even else _Pad.apply(flat, self.index.flatten(), self.place)
+        shapes = self.shapes if self.index.ndim == 1 else (self.index.shape,)
+        # Splitting a single group would copy it later.
+        groups = (padded,) if len(shapes) == 1 else padded.split([rows * longest for rows, longest in shapes])
+        apart = (group.view(*shape, parts, heads, width).permute(2, 0, 3, 1, 4) for group, shape in zip(groups, shapes))
+        return [(laid if _in_place(flat) else laid.contiguous()).unbind(0) for laid in apart]
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """Join one [R, heads, T, d_h] for each group to [N, d]."""
-        heads, width = groups[0].shape[1], groups[0].shape[3]
-        if self.even or _in_place(groups[0]):
-            rows = [group.transpose(1, 2).reshape(-1, heads * width) for group in groups]
-            padded = rows[0] if len(rows) == 1 else torch.cat(rows)
-            flat = padded if self.even else take_rows(padded, self.place)
-            return flat.view_as(flat)  # a view in all cases: to a compiler each kind is another program
-        rows = [group.reshape(-1, width) for group in groups]
+        rows = [group.transpose(1, 2).reshape(-1, group.shape[1] * group.shape[3]) for group in groups]
         padded = rows[0] if len(rows) == 1 else torch.cat(rows)  # `cat` copies even a single tensor
-        return take_rows(padded, self._rows(heads, 1)[1]).view(-1, heads * width)
-
-    def _rows(self, heads: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Return `index` and `place` for rows of d_h: flat [N, parts, heads], padded [parts, R, heads, T] per group.
-
-        On a CPU, whose products need contiguous rows, one gather does the work of two.
-        """
-        if (heads, parts) not in self.by_head:
-            part, head = (torch.arange(count) for count in (parts, heads))
-            sizes = [rows * longest for rows, longest in self.shapes]
-            index = [
-                ((tokens.view(rows, 1, longest) * parts + part.view(-1, 1, 1, 1)) * heads + head[:, None]).flatten()
-                for tokens, (rows, longest) in zip(self.index.flatten().split(sizes), self.shapes)
-            ]
-            ends = torch.tensor(sizes).cumsum(0)
-            groups = torch.cat((torch.tensor(self.shapes), (ends - torch.tensor(sizes))[:, None]), dim=1)
-            of_token = torch.bucketize(self.place, ends, right=True)
-            rows, longest, start = groups[of_token][:, :, None, None].unbind(1)
-            row, column = (self.place[:, None, None] - start) // longest, (self.place[:, None, None] - start) % longest
-            row = (part[:, None] * rows + row) * heads + head
-            self.by_head[heads, parts] = torch.cat(index), (start * parts * heads + row * longest + column).flatten()
-        return self.by_head[heads, parts]
+        flat = padded if self.even else take_rows(padded, self.place)
+        return flat.view_as(flat)  # a view in all cases: to a compiler each kind is another program
 
 
 def _in_place(x: Tensor) -> bool:
