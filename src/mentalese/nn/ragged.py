@@ -71,8 +71,9 @@ class Ragged:
         shapes = self.shapes if self.index.ndim == 1 else (self.index.shape,)
         # Splitting a single group would copy it later.
         groups = (padded,) if len(shapes) == 1 else padded.split([rows * longest for rows, longest in shapes])
-        apart = (group.view(*shape, parts, heads, width).permute(2, 0, 3, 1, 4) for group, shape in zip(groups, shapes))
-        return [(laid if _in_place(flat) else laid.contiguous()).unbind(0) for laid in apart]
+        apart = (group.view(*shape, parts, heads, width).unbind(2) for group, shape in zip(groups, shapes))
+        heads_first = (tuple(part.transpose(1, 2) for part in group) for group in apart)
+        return [group if _in_place(flat) else tuple(map(Tensor.contiguous, group)) for group in heads_first]
 
     def unpad(self, groups: list[Tensor]) -> Tensor:
         """Join one [R, heads, T, d_h] for each group to [N, d]."""
