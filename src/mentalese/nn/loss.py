@@ -154,7 +154,6 @@ class _WeightedNLL(torch.autograd.Function):
         rows: Tensor | None,
         targets: Tensor,
         coefficients: Tensor,
-        needs_grad: tuple[bool, bool, bool],
     ) -> tuple[Tensor, Tensor]:
         device, dtype = hidden.device.type, product_dtype(hidden, weight)
         precise = torch.promote_types(dtype, torch.float32)
@@ -165,6 +164,7 @@ class _WeightedNLL(torch.autograd.Function):
             n, v = len(hidden), len(w)
             size = min(_CHUNK if device == "cpu" else max(_CHUNK, _LOGITS // v), max(n, 1))
             nll = hidden.new_zeros(n, dtype=precise)
+            needs_grad = ctx.needs_input_grad
             hidden_grad = torch.empty_like(hidden) if needs_grad[0] else None
             weight_grad = torch.zeros_like(weight, dtype=precise) if needs_grad[1] else None
             values_grad = None if values is None else torch.zeros_like(values, dtype=precise)
@@ -191,7 +191,7 @@ class _WeightedNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_grad: Tensor, nll_grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if grad is None else grad * loss_grad.to(grad.dtype) for grad in ctx.saved_tensors)
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None)
 
 
 @torch.compiler.disable
@@ -202,7 +202,7 @@ def _weighted_nll(
     if isinstance(head, nn.Module):
         nll = module_nll(hidden, head, targets)
         return (nll * coefficients).sum(), nll.detach()
-    # Inside a Function, `needs_input_grad` is true even under no_grad.
-    differentiated = (hidden, head.matrix, head.values)
-    needs = tuple(torch.is_grad_enabled() and x is not None and x.requires_grad for x in differentiated)
-    return _WeightedNLL.apply(hidden, head.matrix, head.values, head.rows, targets, coefficients, needs)
+    matrix, rows, values = head
+    if not torch.is_grad_enabled():  # inside a Function, `needs_input_grad` would be true even so
+        hidden, matrix, values = hidden.detach(), matrix.detach(), None if values is None else values.detach()
+    return _WeightedNLL.apply(hidden, matrix, values, rows, targets, coefficients)

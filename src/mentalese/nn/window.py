@@ -80,7 +80,7 @@ def window_attention(
     blocks, size, before = _sizes(length, window)
     if rest := blocks * size - length:
         q, k, v = (F.pad(x, (0, 0, 0, rest)) for x in (q, k, v))
-    out = _WindowAttention.apply(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, size, before, scale)
+    out = _WindowAttention.apply(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, (size, before), scale)
     return out.unflatten(0, q.shape[:2])[:, :, :length]
 
 
@@ -107,8 +107,9 @@ class _WindowAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, size: int, before: int, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sizes: tuple[int, int], scale: float
     ) -> Tensor:
+        size, before = sizes
         with torch.autocast(q.device.type, enabled=False):
             queries = (q * scale).reshape(-1, size, q.shape[-1])
             keys, values = _bands(k, size, before), _bands(v, size, before)
@@ -132,4 +133,4 @@ class _WindowAttention(torch.autograd.Function):
             of_logits = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             q = torch.bmm(of_logits, keys).mul_(scale).view_as(v)
             k = _folded(torch.bmm(of_logits.transpose(1, 2), queries), rows, size, before)
-        return q, k, v, None, None, None, None
+        return q, k, v, None, None, None

@@ -41,8 +41,10 @@ def mixture_cross_entropy(
         log_probabilities = -module_nll(hidden.flatten(0, 1), weight, predicted.flatten()).view(predicted.shape)
         nll = torch.where(counted, -streams.log_sum_exp(log_probabilities + streams.mixture_weights()), 0.0)
         return (nll * coefficients).sum(), nll.detach()
-    needs = torch.is_grad_enabled()
-    return _apply(hidden, weight, streams.mixture_weights(), targets, coefficients, streams, needs)
+    log_weights = streams.mixture_weights()
+    if not torch.is_grad_enabled():  # inside a Function, `needs_input_grad` would be true even so
+        hidden, weight, log_weights = hidden.detach(), weight.detach(), log_weights.detach()
+    return _apply(hidden, weight, log_weights, targets, coefficients, streams)
 
 
 def mixture_log_probabilities(
@@ -95,9 +97,8 @@ class _MixtureCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         coefficients: Tensor,
         streams: Streams,
-        needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = product_dtype(hidden, weight)
+        dtype, needs_grad = product_dtype(hidden, weight), any(ctx.needs_input_grad)
         precise = torch.promote_types(dtype, torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             w = weight.to(dtype)
@@ -130,7 +131,7 @@ class _MixtureCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_grad: Tensor, nll_grad: Tensor) -> tuple[Tensor | None, ...]:
         grads = (None if grad is None else grad * loss_grad.to(grad.dtype) for grad in ctx.saved_tensors)
-        return (*grads, None, None, None, None)
+        return (*grads, None, None, None)
 
 
 @torch.compiler.disable
