@@ -18,6 +18,7 @@ from mentalese.analyses.drawing import (
     count_axis,
     line_style,
     percent_axis,
+    plain_ticks,
     read_result,
     ticks_at,
 )
@@ -82,8 +83,7 @@ def _curves(paths: list[str]) -> Drawing:
             numbers.setdefault("cut_at", {})[name] = highest
             axes.set_title(title if highest is None else f"{title}, cut at {highest:.3g}")
             axes.set_ylim(None, highest)
-        for formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-            formatter("{x:g}")
+        plain_ticks(left.yaxis)
     for axes in (left, right):
         count_axis(axes.xaxis, f"training {clocks}")
     left.legend()

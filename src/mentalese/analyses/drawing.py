@@ -156,7 +156,19 @@ def band(panel: Axes, x: Sequence[float], series: dict[str, list[float]], **styl
     """Draw a line through the means of `mean_and_std`, in a band of one standard deviation."""
     mean, std = np.array(series["mean"]), np.array(series["std"])
     panel.plot(x, mean, **style)
-    panel.fill_between(x, mean - std, mean + std, color=style["color"], alpha=0.12, linewidth=0)
+    interval_band(panel, x, (mean - std, mean + std), style["color"])
+
+
+def interval_band(panel: Axes, x: Sequence[float], interval: Any, color: str) -> None:
+    """Shade between the low and the high ends of an interval [2, n]; `None`: there is none."""
+    if interval is not None:
+        panel.fill_between(x, *interval, color=color, alpha=0.13, linewidth=0)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Write numbers of a logarithmic axis without powers of ten."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}")
 
 
 def heat_map(panel: Axes, values: np.ndarray, rows: Sequence[str], columns: Sequence[str], **style: Any) -> QuadMesh:

@@ -120,7 +120,6 @@ class GPT2GistLMHeadModel(OpensAnywhere, OwnCacheGenerationMixin, GPT2LMHeadMode
         return output if isinstance(output, tuple) else LogitsOutput(**output)
 
     def cache_for_generation(self, settings: Any, cache: ThoughtCache | None, max_tokens: int) -> ThoughtCache | None:
-        """See `OwnCacheGenerationMixin`."""
         check_cache_kind(self, settings.cache_implementation, "it grows with the text")
         if cache is None and settings.use_cache is not False:
             return ThoughtCache(self.config.num_hidden_layers)

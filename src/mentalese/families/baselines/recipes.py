@@ -95,6 +95,12 @@ def llama3_rotary(factor: float) -> Fields:
     }
 
 
+def sizes(model_type: str, width: int, heads: int, layers: int, **fields: Any) -> Fields:
+    """Return the `model` section of a recipe for a family's own config."""
+    model = {"model_type": model_type, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return model | fields
+
+
 def twin(recipe: Recipe, name: str, description: str, model: Fields, **changes: Any) -> Recipe:
     """Return another model in the place of a baseline's, on the same text; `changes` as in `Recipe.replace`."""
     other = dataclasses.replace(recipe, name=name, description=description, model=model, baseline=recipe.name)

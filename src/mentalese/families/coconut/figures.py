@@ -33,6 +33,7 @@ from mentalese.analyses.drawing import (
     drawable_token,
     footnote,
     heat_map,
+    interval_band,
     line_style,
     mean_and_std,
     percent_axis,
@@ -285,8 +286,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
         accuracy, interval = right.mean(0), bootstrap_questions(right.astype(float), 0.0, 1.0)
         panel.plot(counts, accuracy, label=label, **style)
         panel.plot(trained, accuracy[trained], color=style["color"], marker="o", markersize=12, markerfacecolor="none")
-        if interval is not None:
-            panel.fill_between(counts, *interval, color=style["color"], alpha=0.12, linewidth=0)
+        interval_band(panel, counts, interval, style["color"])
         of_model = {"source": saved.data.source, "questions": len(right), "at": list(counts)}
         of_model |= {"accuracy": accuracy.tolist(), "interval": None if interval is None else interval.tolist()}
         numbers["models"].append(_about(saved, label) | of_model)

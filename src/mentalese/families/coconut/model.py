@@ -1,14 +1,8 @@
-"""Coconut and AGCLR: continuous thoughts on any Hugging Face decoder.
+"""Coconut and AGCLR, fast: batches of ragged rows, a cache, and any decoder of Hugging Face. `plain.py` has the method.
 
-Coconut: Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space". AGCLR: "Why Limit the
-Residual Stream to Layers and Not Tokens? Persistent Memory for Continuous Latent Reasoning".
-
-A latent position reads no token but the last hidden state at the position before it, so that a model reasons without
-words: one pass over the question, one for each latent, one over the rest. Every pass uses the keys and values of
-earlier passes. AGCLR adds a memory, the concept stream: gates decide which part of it a latent reads, which part of the
-hidden state is forgotten, and what is written back. Equations are from AGCLR's paper.
-
-Rows of a batch may differ in the length of the question and in the number of latents. They are rearranged as
+There is one pass over the question, one for each latent, one over the rest; every pass uses the keys and values of
+earlier ones. Equations are from AGCLR's paper. Rows of a batch may differ in the length of the question and in the
+number of latents. They are rearranged as
 
     [ padding | question ] [ latents | masked ] [ rest | padding ]
       P columns              N columns            R columns

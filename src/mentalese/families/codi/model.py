@@ -1,13 +1,8 @@
-"""CODI (Shen et al., "CODI: Compressing Chain-of-Thought into Continuous Space via Self-Distillation").
+"""CODI on Coconut's passes, cache and generation; a map of two layers and a norm precedes each latent.
 
-Passes, cache and generation are Coconut's (`coconut.model`); a map of two layers and a norm precedes each latent.
-Only the training differs. A batch has pairs of rows, see `layout`:
-
-    first half    question | steps                    | ### answer      teacher
-    second half   question | start  latents  end      | ### answer      student
-
-Both halves are read in the same passes. The student's hidden states of all layers at `###` are drawn to the teacher's.
-Pairs are recognised by their tokens; all other rows are trained without distillation.
+`plain.py` has the method. Only the training differs from Coconut's. A batch has pairs of rows, see `layout`: first all
+teachers, then their students, both read in the same passes. Pairs are recognised by their tokens; all other rows are
+trained without distillation.
 
 Letters in shapes: R rows, H = R / 2 pairs, L tokens, d hidden size, M layers.
 """

@@ -1,17 +1,8 @@
-"""ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models", sections 2 and 3).
+"""ConceptLM, fast: padded rows, a cache, and any decoder of Hugging Face. `plain.py` has the method.
 
-A decoder predicts not only the next token but also the next concept, a vector that represents k tokens, and reads the
-predicted concept before it predicts these tokens:
-
-    encode      the first `insert_depth` token layers give hidden states h
-    pool        a concept u_j is the mean of the k states of chunk j; an unfinished chunk has no concept
-    predict     concept layers read u_0 .. u_j; S linear heads weigh the codes of S codebooks: p_j, the next concept
-    fuse        token t reads p_{floor((t+1)/k) - 1}: a chunk's last token, which predicts the next chunk's first one,
-                already has the next concept, and the first k - 1 tokens read zeros
-    decode      the remaining token layers read h + e
-
-A hook before one layer of the backbone reads and adds concepts. A row's chunks begin at its first token. Letters in
-shapes: B rows of L tokens, d hidden size, C the most concepts of any row that end in this call.
+A hook before one layer of the backbone reads and adds concepts. A row's chunks begin at its first token. An unfinished
+chunk has no concept, and the first k - 1 tokens read zeros. Sections are the paper's. Letters in shapes: B rows of L
+tokens, d hidden size, C the most concepts of any row that end in this call.
 """
 
 from __future__ import annotations

@@ -93,9 +93,8 @@ def tiny() -> list[Recipe]:
         "neox": neox(64, 4, layers=4, context=256),
         "llama": llama(64, 4, layers=4, mlp=192, key_value_heads=2, tied=True, context=256, theta=10_000.0),
     }
-    named = {name: steps.replace(name=f"{recipe.name}-{name}") for name in narrow}
     others = [
-        dataclasses.replace(named[name], description=f"{name}, 4 layers of width 64", model=model)
+        twin(steps, f"{recipe.name}-{name}", f"{name}, 4 layers of width 64", model, baseline=None)
         for name, model in narrow.items()
     ]
     return [
@@ -143,9 +142,6 @@ def openstax() -> list[Recipe]:
 
 RATES = {"124m": 1e-3, "355m": 8e-4, "774m": 6e-4, "1.5b": 4e-4}
 """Table 10."""
-HEADS_160M, WIDTH_160M, LAYERS_160M = 12, 768, 12
-
-
 BOUNDED = EvaluationConfig(max_documents=10_000, max_test_documents=100_000, documents_seed=0)
 """Documents that tables 1 and 2 and the ablations score, drawn with a seed: less than 3% of a run. The paper does not
 describe its held-out text; 5% and 5% of OpenWebText would cost 40% of a GPT-2's training and more."""
@@ -215,31 +211,22 @@ def table1() -> list[Recipe]:
             matched,
             variant(untied, "base", "-release-base"),
         ]
-    for size, (width, heads, layers, rate) in PYTHIA.items():
-        rate = 4e-4 if size == "410m" else rate  # table 11; Pythia used 3e-4
-        base = variant(pythia(f"table1-pythia-{size}", "Table 1", 300, width, heads, layers, rate), "base")
+    for size in PYTHIA:
+        base = variant(pythia(f"table1-pythia-{size}", "Table 1", size, 300), "base")
         recipe = base.replace(name=base.name.removesuffix("-base"))
         recipes += [against(variant(recipe, name), base) for name in ("concept", "context")]
         recipes.append(base)
     return recipes
 
 
-def pythia(
-    name: str,
-    paper: str,
-    billions: int = 30,
-    width: int = WIDTH_160M,
-    heads: int = HEADS_160M,
-    layers: int = LAYERS_160M,
-    rate: float = 6e-4,
-) -> Recipe:
+def pythia(name: str, paper: str, size: str = "160m", billions: int = 30) -> Recipe:
     """Return Pythia on the Pile (table 11); 160M on 30B tokens for the ablations (section 5)."""
-    millions = next(size for size, shape in PYTHIA.items() if shape[0] == width)
+    width, heads, layers, rate = PYTHIA[size]
     return trained(
         name,
-        f"{paper}: Pythia {millions.upper()}, {billions}B tokens of the Pile",
+        f"{paper}: Pythia {size.upper()}, {billions}B tokens of the Pile",
         neox(width, heads, layers=layers),
-        rate,
+        4e-4 if size == "410m" else rate,  # table 11; Pythia used 3e-4
         billions * 1_000_000_000,
         paper,
         data=DataConfig(source=PILE, tokenizer="hub:EleutherAI/pythia-70m"),

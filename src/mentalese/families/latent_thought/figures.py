@@ -25,9 +25,11 @@ from mentalese.analyses.drawing import (
     count_axis,
     footnote,
     in_rows,
+    interval_band,
     line_style,
     mean_and_std,
     percent_axis,
+    plain_ticks,
     read_result,
     ticks_at,
 )
@@ -121,7 +123,7 @@ def reconstruction(paths: list[str]) -> Drawing:
         share = torch.cat(parts, dim=1).double().numpy()
         mean, (low, median, high) = share.mean(1), np.quantile(share, (0.25, 0.5, 0.75), axis=1)
         panel.plot(layers, mean, color=COLORS[i], marker=MARKERS[i], label=name)
-        panel.fill_between(layers, low, high, color=COLORS[i], alpha=0.15, linewidth=0)
+        interval_band(panel, layers, (low, high), COLORS[i])
         quartiles = np.stack((low, median, high))
         accuracy[name] = {"mean": mean.tolist(), "quartiles": quartiles.tolist(), "each": share.tolist()}
     sequences = share.shape[1]
@@ -321,8 +323,7 @@ def _line(panel: Axes, scores: Numbers, name: str, trained: int, style: Numbers)
     panel.plot(steps, values, **style)
     ring = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "color": style["color"]}
     panel.plot(trained, values[steps.index(trained)], **ring)
-    if interval is not None:
-        panel.fill_between(steps, *interval, color=style["color"], alpha=0.12, linewidth=0)
+    interval_band(panel, steps, interval, style["color"])
 
 
 # -- scaling of training (Figures 1 and 4) -----------------------------------------------------------------------------
@@ -367,8 +368,7 @@ def scaling(paths: list[str]) -> Drawing:
     by_flops.set_xscale("log")
     by_flops.xaxis.set_major_formatter("{x:.0e}")
     for panel in (by_steps, by_tokens, by_flops):
-        for formatter in (panel.yaxis.set_major_formatter, panel.yaxis.set_minor_formatter):
-            formatter("{x:g}")
+        plain_ticks(panel.yaxis)
     handles, names = by_tokens.get_legend_handles_labels()
     picture.legend(handles, names, loc="outside right center", fontsize=7)
     footnote(picture, "perplexities of runs with thoughts are upper bounds")

@@ -1,10 +1,7 @@
-"""Latent Thought Models (Kong et al., "Latent Thought Models with Variational Bayes Inference-Time Computation").
+"""Latent Thought Models, fast: padded rows, a cache, scores, and generation. `plain.py` has the method.
 
-A decoder with a short window whose layers also attend to thoughts z: for each text, a set of vectors per layer with
-the prior N(0, I). Fast learning fits a posterior over the thoughts of each text by gradient steps on its ELBO
-(`inference.py`). Slow learning then updates the weights on the text, given a draw of these thoughts.
-
-Without thoughts, `forward` uses the prior mean, zero, for which cross-attention adds nothing.
+Fast learning is in `inference.py`, the decoder in `decoder.py`. Without thoughts, `forward` uses the prior mean, zero,
+for which cross-attention adds nothing.
 
 Sections and equations are the paper's. Letters in shapes: B rows of N tokens, n thoughts per layer, N_z in all, d
 hidden size. Rows are packed: they begin at their first token, and padding comes after the last.

@@ -15,7 +15,7 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import Packed
-from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, WIKITEXT, initial_weights
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, WIKITEXT, initial_weights, sizes
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 LAYERS = {"small": 3, "medium": 6, "large": 12}
@@ -35,22 +35,13 @@ RISING = (Phase(model={"fast_learning_rate": [0.3, 0.34]}),)
 
 def model(width: int, heads: int, layers: int, length: int, window: int, latents: int, **fields: Any) -> Fields:
     """Return a decoder trained on blocks of `length`, with `latents` thoughts in all."""
-    return {
-        "model_type": "ltm",
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": length,
-        "window_size": window,
-        "num_latents": latents,
-        **(ALGORITHM_1 if latents else {}),
-        **fields,
-    }
+    rows = {"max_position_embeddings": length, "window_size": window, "num_latents": latents}
+    return sizes("ltm", width, heads, layers, **rows) | (ALGORITHM_1 if latents else {}) | fields
 
 
-def own(width: int, *sizes: int, **fields: Any) -> Fields:
+def own(width: int, *others: int, **fields: Any) -> Fields:
     """Return a small model. At small widths, it uses thoughts only if initial weights follow the width (README)."""
-    return model(width, *sizes, initializer_range=initial_weights(width), **fields)
+    return model(width, *others, initializer_range=initial_weights(width), **fields)
 
 
 def blocks(length: int, **fields: Any) -> EvaluationConfig:

@@ -1,8 +1,4 @@
-"""Recurrent depth (Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach").
-
-    prelude     the first layers of a decoder, once: e
-    block       a map A of [s, e], the middle layers, a norm: s_t = R(e, s_{t-1}) from the noise s_0; r turns
-    coda        the last layers, once, the final norm, the head
+"""Recurrent depth, fast: padded rows, a cache, and any decoder of Hugging Face. `plain.py` has the method.
 
 Training draws r at each step and sends gradients through the last k turns. At test time r is any number, and a token
 may stop when its state hardly moves. Each turn has its own keys and values.
@@ -335,7 +331,6 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         self._step = seed
 
     def after_step(self) -> None:
-        """See `LanguageModel.after_step`."""
         self._step = None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
@@ -387,7 +382,6 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return 3 * once + turn * (sum(samples) + 2 * with_gradient) // len(samples)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
-        """See `LanguageModel.scoring_protocol`."""
         protocol: dict[str, object] = {"turns": self.config.turns}
         if self.config.exit_distance is not None:
             protocol["exit_distance"] = self.config.exit_distance

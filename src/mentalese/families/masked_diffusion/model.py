@@ -1,24 +1,8 @@
-"""Masked diffusion language models: MDLM, MD4 and SEDD absorb, one bidirectional transformer with three losses.
+"""Masked diffusion language models (MDLM, MD4, SEDD absorb) for padded rows, with scores and generation.
 
-    MDLM   Sahoo et al., 2024, "Simple and Effective Masked Diffusion Language Models"
-    MD4    Shi et al., 2024, "Simplified and Generalized Masked Diffusion for Discrete Data"
-    SEDD   Lou et al., 2024, "Discrete Diffusion Modeling by Estimating the Ratios of the Data Distribution"
+`plain.py` has the method: its three papers, the bound, its loss l_i. All predict the token at a position, not the next
+token. The first token of a row is never masked, as no other model predicts it either.
 
-Noise replaces each token by a mask, independently, with a probability p(t) that rises from 0 to 1 with the time t. The
-model reads the remaining text in both directions and predicts the token at each mask. With x_i the tokens and M the
-masked ones, the bound of all three on the nats of a text is
-
-    -log P(x)  <=  int_0^1 p'(t) / p(t)  E[ sum over i in M of  l_i ]  dt,    l_i = -log P(x_i | what is not masked),
-
-which does not depend on the schedule p(t); only the variance of its estimate does. SEDD learns scores, the ratios s_y =
-(1 - p) / p * q_y of the probabilities of texts that differ in one token y. MDLM and MD4 take a softmax of the logits f;
-SEDD's q_y = exp(f_y) / v need not sum to one, and its diffusion-weighted denoising score entropy is the same integral
-with
-
-    l_i = -log q_i + sum_y q_y - 1.
-
-All predict the token at a position, not the next token. The first token of a row is never masked, as no other model
-predicts it either.
 Letters in shapes: B rows of N tokens, v the vocabulary, d hidden size.
 """
 
@@ -300,7 +284,6 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         return torch.zeros_like(nats).scatter(1, columns, nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
-        """See `LanguageModel.scoring_protocol`."""
         return {"score_times": self.config.score_times}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -311,7 +294,6 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
     # ------------------------------------------------------------------------------------- cost
 
     def forward_flops(self, batch: Batch) -> int:
-        """See `LanguageModel.forward_flops`."""
         config = self.config
         rows, length = batch["input_ids"].shape
         d, layers, c = config.hidden_size, config.num_hidden_layers, config.conditioning_size

@@ -8,12 +8,7 @@ FAMILY = Family(
     name="thought_gestalt",
     description="Thought Gestalt: one vector per sentence, kept in a memory that later sentences read",
     recipes=f"{_HERE}.recipes:RECIPES",
-    classes={
-        "thought_gestalt": (
-            f"{_HERE}.config:ThoughtGestaltConfig",
-            f"{_HERE}.model:ThoughtGestaltForCausalLM",
-        )
-    },
+    classes={"thought_gestalt": (f"{_HERE}.config:ThoughtGestaltConfig", f"{_HERE}.model:ThoughtGestaltForCausalLM")},
     figures=f"{_HERE}.figures:FIGURES",
     signs={"thought_gestalt": {"memory_gate": None, "next_vector_r2": None}},
     idle_options={

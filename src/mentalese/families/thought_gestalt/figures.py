@@ -18,6 +18,7 @@ from mentalese.analyses.drawing import (
     canvas,
     count_axis,
     footnote,
+    interval_band,
     line_style,
     percent_axis,
     read_result,
@@ -148,8 +149,7 @@ def scaling(paths: list[str]) -> Drawing:
         if worth:
             right.plot(x, [m.value for m in worth], label=f"{name} to {reference}", **style)
             bounds = [m.interval for m in worth if m.interval is not None]
-            if bounds:
-                right.fill_between(x, *zip(*bounds), color=style["color"], alpha=0.15, linewidth=0)
+            interval_band(right, x, [*zip(*bounds)] or None, style["color"])
         achieved = [{"x": p["x"], "value": laws[reference].inverse(p["loss"]) / p["x"]} for p in points]
         numbers[name] = {
             "points": points,
@@ -320,8 +320,7 @@ def _series(
         label += f", slope {trend['slope']:+.2f}".replace("-", "−")
     panel.plot(tokens, means, label=label, linewidth=1, **style)
     if band and all(intervals):
-        low, high = zip(*intervals)
-        panel.fill_between(tokens, low, high, color=color, alpha=0.12, linewidth=0)
+        interval_band(panel, tokens, zip(*intervals), color)
     if trend is not None:
         ends = [tokens[0], tokens[-1]]
         line = [trend["at_one_token"] + trend["slope"] * math.log10(end) for end in ends]

@@ -1,9 +1,4 @@
-"""Thought Gestalt (Borazjanizadeh and McClelland, "Modeling Language as a Sequence of Thoughts").
-
-The model reads a stream of sentences `BOS w1..wn EOS` one sentence at a time. Inside a sentence, tokens attend to each
-other; across sentences they only read a memory of at most M vectors, one per sentence. A sentence's vector is a map of
-the hidden state at its EOS in a middle layer. It is written to memory with its graph, so the loss of later sentences
-trains it.
+"""Thought Gestalt, fast: flat streams, a cache, and one step per sentence for all rows. `plain.py` has the method.
 
 Only the layers up to the vector's are recurrent. The rest read the memory and feed nothing back, so:
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mentalese.data.layouts import SentenceStreams
-from mentalese.families.baselines.recipes import GPT2_SIZES, table2, twin
+from mentalese.families.baselines.recipes import GPT2_SIZES, sizes, table2, twin
 from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
 from mentalese.families.baselines.recipes import openstax as gpt2_openstax
 from mentalese.recipe import Clock, DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
@@ -33,16 +33,15 @@ EOS_PHASE = Phase(start=1, clock="epochs", model={"eos_weight": 0.05})
 CURRICULUM = tuple(Phase(start=5 * i, clock="epochs", layout={"max_sentences": 30 + 12 * i}) for i in range(1, 10))
 
 
-def sizes(width: int, heads: int, **fields: Any) -> Fields:
-    """Return the `model` section of a recipe: 12 layers of this width, and further fields."""
-    model = {"model_type": "thought_gestalt", "hidden_size": width, "num_hidden_layers": 12}
-    return model | {"num_attention_heads": heads} | fields
+def model(width: int, heads: int, **fields: Any) -> Fields:
+    """Return a model of 12 layers."""
+    return sizes("thought_gestalt", width, heads, 12, **fields)
 
 
 TINY = Recipe(
     name="thought_gestalt/tiny",
     description="12 layers of width 64, 100,000 tokens: seconds on two CPU cores",
-    model=sizes(64, 4, memory_size=12, attention_dropout=0.0, **RELEASED_HEAD),
+    model=model(64, 4, memory_size=12, attention_dropout=0.0, **RELEASED_HEAD),
     data=DataConfig(source="builtin:stdlib", tokenizer="bpe:4096", max_sentence_tokens=32),
     layout=SentenceStreams(max_sentences=12, tokens_per_batch=1024),
     optimizer=OptimizerConfig(learning_rate=3e-3, warmup=0.1),
@@ -59,7 +58,7 @@ SMALL = twin(
     GPT2_SMALL,
     "thought_gestalt/small",
     "12 layers of width 384, 500M tokens of WikiText-103",
-    sizes(384, 6, attention_dropout=0.1, **RELEASED_HEAD),
+    model(384, 6, attention_dropout=0.1, **RELEASED_HEAD),
     layout=SentenceStreams(tokens_per_batch=65_536),
     evaluation=EvaluationConfig(batch_size=8),
     phases=(
@@ -77,7 +76,7 @@ def paper_recipe(
         table2(suffix, width, heads, millions),
         f"thought_gestalt/table2-{suffix}",
         description,
-        sizes(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
+        model(width, heads, residual_dropout=0.1, embedding_dropout=0.1),  # not in the paper: the release's
         layout=SentenceStreams(max_sentences=30, tokens_per_batch=20_000),
         optimizer={"warmup": 0.02},
         evaluation=EvaluationConfig(batch_size=8),
@@ -119,7 +118,7 @@ def openstax(size: str) -> Recipe:
         gpt2_openstax(size),
         f"thought_gestalt/openstax-{size}",
         f"width {width}, {size.upper()} non-embedding parameters, 20M tokens of textbooks (set --data)",
-        sizes(width, heads, attention_dropout=0.0, **RELEASED_HEAD),
+        model(width, heads, attention_dropout=0.0, **RELEASED_HEAD),
         layout=SentenceStreams(tokens_per_batch=8192),
         evaluation={"batch_size": 8},
         phases=(EOS_PHASE,),

@@ -8,12 +8,7 @@ FAMILY = Family(
     name="thoughtbubbles",
     description="Thoughtbubbles: a token's residual stream forks inside the network, within a budget of streams",
     recipes=f"{_HERE}.recipes:RECIPES",
-    classes={
-        "thoughtbubbles": (
-            f"{_HERE}.config:ThoughtbubblesConfig",
-            f"{_HERE}.model:ThoughtbubblesForCausalLM",
-        )
-    },
+    classes={"thoughtbubbles": (f"{_HERE}.config:ThoughtbubblesConfig", f"{_HERE}.model:ThoughtbubblesForCausalLM")},
     figures=f"{_HERE}.figures:FIGURES",
     signs={"thoughtbubbles": {"streams_per_token": 1.05, "stream_weight": None}},
     tested={"thoughtbubbles/tiny": {"causal": {"selection": "causal"}}},

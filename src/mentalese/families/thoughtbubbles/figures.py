@@ -26,6 +26,7 @@ from mentalese.analyses.drawing import (
     drawable_token,
     footnote,
     heat_map,
+    interval_band,
     line_style,
     percent_axis,
     read_result,
@@ -135,8 +136,7 @@ def entropy(paths: list[str]) -> Drawing:
     for panel, color, path, label, values in zip(panels, COLORS, paths, names, entropies):
         bins = _binned(values[windows].mean(1), count / count.mean(), documents)
         panel.plot(bins["entropy"], bins["forks"], marker="o", color=color)
-        if bins["interval"] is not None:
-            panel.fill_between(bins["entropy"], *bins["interval"], color=color, alpha=0.15, linewidth=0)
+        interval_band(panel, bins["entropy"], bins["interval"], color)
         panel.axhline(1, color="0.5", linestyle=":", linewidth=1)
         panel.xaxis.set_major_locator(MaxNLocator(6))
         rho, interval = bins["spearman"], bins["spearman_interval"]

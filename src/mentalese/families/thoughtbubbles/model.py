@@ -1,9 +1,4 @@
-"""Thoughtbubbles (Liu et al., "Thoughtbubbles: an Unsupervised Method for Parallel Thinking in Latent Space").
-
-A token enters as one residual stream. Before some blocks every stream gets a keep and a fork score, and only the best
-kappa of all candidates continue, so hard tokens get several streams and others keep just their own. A stream's
-cumulative score weights what it writes and how much it is attended to, which is how the scores are trained. At the end
-a token's streams make one prediction.
+"""Thoughtbubbles, fast: padded rows, a cache, and scores of several kinds. `plain.py` has the method.
 
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so one pass is *not* an autoregressive likelihood. Every score is labelled with its estimator

@@ -8,7 +8,7 @@ models.
 from __future__ import annotations
 
 from mentalese.data.layouts import Packed, QuestionAnswer
-from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, twin
+from mentalese.families.baselines.recipes import GPT2_TOKENS, OPENWEBTEXT, sizes, twin
 from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
 from mentalese.families.baselines.recipes import TINY as GPT2_TINY
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
@@ -19,15 +19,8 @@ CORPORA = {"openwebtext": OPENWEBTEXT, "pes2o": "hub:allenai/olmo-mix-1124:pes2o
 
 def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ...], **fields: object) -> Fields:
     """Return a model trained on blocks of `length`, forking before these blocks."""
-    return {
-        "model_type": "thoughtbubbles",
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": length,
-        "fork_layers": list(forks),  # as JSON has it
-        **fields,
-    }
+    rows = {"max_position_embeddings": length, "fork_layers": list(forks)}  # as JSON has it
+    return sizes("thoughtbubbles", width, heads, layers, **rows) | fields
 
 
 def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
