@@ -84,11 +84,7 @@ def best_step(records: list[Numbers]) -> int:
 
 
 def in_rows(saved: Saved, longest: int | None = None) -> Saved:
-    """Return a model of text that reads rows of the length used in training (at most `longest`) which do not overlap.
-
-    Raises:
-        InputError: a model trained on another layout.
-    """
+    """Return a model of text, which reads rows of its training's length (at most `longest`) that do not overlap."""
     window = saved.layout.sequence_length if saved.layout.plain else None
     if window is None:
         raise InputError(f"layout of {saved.path} is {saved.layout.kind!r}: use a model of 'packed' or 'per_document'")

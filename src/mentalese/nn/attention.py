@@ -102,14 +102,10 @@ class _AddWeighted(torch.autograd.Function):
 def attend_with_scores(
     q: Tensor, k: Tensor, v: Tensor, width: int, *, scale: float, attn_mask: Tensor | None = None
 ) -> Tensor:
-    """Return softmax(scale q k^T) v for the results of `with_scores`, or for any q, k, v.
+    """Return softmax(scale q k^T) v [B, T, heads * d_h] for the results of `with_scores`, or for any q, k, v.
 
-    Args:
-        width: d_h, the number of channels of `v` to return.
-        attn_mask: bool [B, 1, T, m]; `None`: a single query sees all keys, several see keys up to their own.
-
-    Returns:
-        [B, T, heads * d_h].
+    Of `v`, the first `width` channels count. `attn_mask` is bool [B, 1, T, m]; without one a single query sees all
+    keys, and several see keys up to their own.
     """
     length = q.shape[2]
     if q.device.type != "cpu" or attn_mask is not None or not _QUERIES < length <= 4 * _QUERIES:

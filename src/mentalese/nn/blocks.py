@@ -16,11 +16,7 @@ class ResidualLinear(nn.Linear):
 
 
 class MLP(nn.Module):
-    """GPT-2's MLP, or with the activation `swiglu` a gated one.
-
-    Args:
-        activation: `gelu`, `gelu_tanh` or `swiglu`.
-    """
+    """GPT-2's MLP with the activation `gelu` or `gelu_tanh`; with `swiglu` a gated one."""
 
     def __init__(self, hidden: int, width: int, activation: str) -> None:
         super().__init__()
@@ -56,12 +52,7 @@ def gated(x: Tensor) -> Tensor:
 
 
 def rotary_heads(qkv: Tensor, heads: int, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys with rotary positions, and values, each [B, heads, N, d_h].
-
-    Args:
-        qkv: [B, N, 3 d].
-        rotary: cosines and sines [1 or B, 1, N, d_h / 2].
-    """
+    """Return queries and keys with rotary positions, and values, each [B, heads, N, d_h], from qkv [B, N, 3 d]."""
     return rotate_first(qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4), *rotary)
 
 

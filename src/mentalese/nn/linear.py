@@ -8,13 +8,7 @@ from torch import Tensor, nn
 
 
 class PatchedMatrix(NamedTuple):
-    """A matrix, perhaps with other rows in the place of some of its own: rows that are trained when it is not.
-
-    Attributes:
-        matrix: [out, in].
-        rows: [r], the rows that are replaced, int64; `None`: none.
-        values: [r, in].
-    """
+    """A matrix [out, in]; `values` [r, in] are in the place of its `rows` [r], and are trained when it is not."""
 
     matrix: Tensor
     rows: Tensor | None = None

@@ -70,11 +70,7 @@ def linear_nll_sum(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor) 
 
 
 def _counted(targets: Tensor, head: PatchedMatrix | nn.Module) -> Tensor | None:
-    """Return the places of targets that count, where to leave out the others saves time.
-
-    Returns:
-        `None`: all count, there are few logits, or the device would have to be waited for.
-    """
+    """Return the places of targets that count, or `None` where to leave out the others saves no time."""
     if targets.device.type != "cpu" or torch.compiler.is_compiling() or isinstance(head, nn.Module):
         return None
     kept = (targets != IGNORED).nonzero()[:, 0]

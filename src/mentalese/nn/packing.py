@@ -71,11 +71,7 @@ class PackedRows:
         return torch.arange(places, device=self.lengths.device) < self.lengths[:, None]
 
     def gather(self, values: Tensor, padding: int | None = None) -> Tensor:
-        """Return values of columns [B, width] packed: [B, N].
-
-        Args:
-            padding: the value after a row's last token; `None`: values of columns of padding.
-        """
+        """Return values of columns [B, width] packed, [B, N]; `padding` replaces what follows a row's last token."""
         if self.columns is None:
             return values
         values = values.gather(1, self.columns)

@@ -162,14 +162,7 @@ def attend(
 
 
 def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float = 0.0) -> Tensor:
-    """Return attention of each token to the tokens of its own sequence up to itself.
-
-    Args:
-        qkv: [N, 3 d].
-
-    Returns:
-        [N, d].
-    """
+    """Return attention [N, d] of each token to its own sequence up to itself, from qkv [N, 3 d]."""
     if _is_left_out(sequences):
         return _eagerly(causal_attention, qkv, sequences, heads, dropout)
     groups = sequences.pad(qkv, heads, 3)
@@ -179,15 +172,9 @@ def causal_attention(qkv: Tensor, sequences: Ragged, heads: int, dropout: float 
 def reading_attention(
     q: Tensor, keys: Tensor, values: Tensor, used: Tensor | None, sequences: Ragged, heads: int, dropout: float = 0.0
 ) -> Tensor:
-    """Return attention of each token to the m keys that its sequence reads.
+    """Return attention [N, d] of each token's query [N, d] to the m keys [n, m, d] that its sequence reads.
 
-    Args:
-        q: [N, d].
-        keys, values: [n, m, d], sequences in `sequences.order`.
-        used: bool [n, m], at least one true in each row, or `None` if all are true.
-
-    Returns:
-        [N, d].
+    Sequences of keys and values are in `sequences.order`. `used` is bool [n, m], with a true in each row; `None`: all.
     """
     if _is_left_out(sequences):
         return _eagerly(reading_attention, q, keys, values, used, sequences, heads, dropout)

@@ -22,13 +22,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_first(qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys turned as by `rotate`, and values as they are.
+    """Return queries and keys turned as by `rotate`, and values as they are, from qkv [3, B, heads, N, d_h].
 
     One operation turns both; its gradient has the memory layout of a linear map's output, so nothing copies it.
-
-    Args:
-        qkv: [3, B, heads, N, d_h].
-        cos, sin: [1 or B, 1, N, d_h / 2].
     """
     cos, sin = cos.to(qkv.dtype), sin.to(qkv.dtype)
     if torch.is_grad_enabled():

@@ -40,8 +40,7 @@ def window_mask(
 ) -> Tensor | BlockMask | None:
     """Return the mask of `window_attention`, to be made once for all layers; `None` if the window contains all.
 
-    Returns:
-        float32 [blocks, queries, keys], 0 or -inf, to be added; with `flex` a mask of FlexAttention.
+    It is float32 [blocks, queries, keys], 0 or -inf; with `flex` a mask of FlexAttention.
     """
     if length <= window:
         return None
@@ -57,17 +56,10 @@ def window_mask(
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None, mask: Tensor | BlockMask | None = None
 ) -> Tensor:
-    """Return attention of token i of each row to tokens i - window + 1 .. i.
+    """Return attention [B, heads, N, d_h] of token i of each row to tokens i - window + 1 .. i.
 
-    Rows begin at their first token: only padding sees padding after the last token.
-
-    Args:
-        q, k, v: [B, heads, N, d_h].
-        scale: factor of the logits; 1 / sqrt(d_h) by default.
-        mask: `window_mask(N, window)`, if the caller has it.
-
-    Returns:
-        [B, heads, N, d_h].
+    Rows begin at their first token: only padding sees padding after the last token. `mask` is `window_mask(N, window)`,
+    if the caller has it.
     """
     length = q.shape[2]
     scale = q.shape[3] ** -0.5 if scale is None else scale

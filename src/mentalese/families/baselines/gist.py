@@ -22,14 +22,10 @@ from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGene
 
 
 def gist_mask(ends: Tensor, attention_mask: Tensor | None, queries: int) -> Tensor:
-    """Return a mask of the L tokens that the last `queries` tokens attend to.
+    """Return a mask, bool [batch, 1, queries, L], of the L tokens that the last `queries` tokens attend to.
 
-    Args:
-        ends: bool [batch, L], the tokens that end a sentence.
-        attention_mask: [batch, L], 0 at padding.
-
-    Returns:
-        bool [batch, 1, queries, L]. Every token, including padding, attends to itself, so that no row is empty.
+    `ends` is bool [batch, L], the tokens that end a sentence. Every token, including padding, attends to itself, so
+    that no row is empty.
     """
     sentence = ends.cumsum(1) - ends.long()
     position = torch.arange(ends.shape[1], device=ends.device)
@@ -54,11 +50,7 @@ class GPT2GistModel(GPT2Model):
         cache: ThoughtCache | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run as `GPT2Model.forward` does.
-
-        Raises:
-            InputError: no `input_ids` (embeddings do not show where sentences end), or a cache of another kind.
-        """
+        """Run as `GPT2Model.forward` does; embeddings are refused, because they do not show where sentences end."""
         if input_ids is None:
             raise InputError("input_ids is None: the gist mask follows the ends of sentences, use token ids")
         cache = one_cache(cache, past_key_values)

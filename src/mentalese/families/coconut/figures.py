@@ -186,9 +186,8 @@ def _cells(
 ) -> QuadMesh:
     """Draw values [rows, columns] with a text in each cell, the first row on top.
 
-    Args:
-        names: names of the rows, and of the columns.
-        scale: arrays whose smallest and largest value have the lightest and the darkest colour.
+    `names` are those of rows and columns. The smallest and the largest value in `scale` have the lightest and the
+    darkest colour.
     """
     low, high = min(part.min() for part in scale), max(part.max() for part in scale)
     image = heat_map(panel, values, *names, cmap="Blues", vmin=low, vmax=high)

@@ -134,12 +134,9 @@ class ConceptStream(nn.Module):
         self.write_passes = config.write_passes
 
     def forward(self, hidden: Tensor, memory: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return h'_t and c_t [B, d] of one latent, and the gate values [B, d] by name.
+        """Return h'_t and c_t [B, d] of one latent from h_t and c_{t-1} [B, d], and the gate values [B, d] by name.
 
-        Args:
-            hidden: [B, d], h_t.
-            memory: [B, d], c_{t-1}.
-            latents: [B], the number of latents before this one.
+        `latents` [B] is the number of latents before this one.
         """
         normed = self.norm(hidden)
         gates = {name: gate(normed).sigmoid() for name, gate in self.gates.items()}

@@ -39,12 +39,7 @@ class StepDecoder(nn.Module):
         self.body.set_input_embeddings(nn.Identity())  # its inputs are vectors
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """Return the final hidden states [M, S, d] that predict the tokens of steps.
-
-        Args:
-            latents: [M, c, d].
-            tokens: [M, S, d], embeddings of the tokens.
-        """
+        """Return the states [M, S, d] that predict the tokens of steps, from latents [M, c, d] and tokens [M, S, d]."""
         inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
         real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding follows every step
         masks = attention_masks(self.body.config, real, real.cumsum(1) - 1, 0, inputs.dtype)
@@ -69,10 +64,7 @@ def step_loss(
 ) -> Tensor:
     """Return the mean negative log-likelihood of the tokens of all steps of a batch (L_step), 0 without steps.
 
-    Args:
-        batch: `steps`, `step_rows`, `step_latents`, see `questions.written_steps`.
-        latents: [rows, d] per pass, the inputs at latents.
-        embed, head: embeddings and head of the model.
+    `latents` are the inputs [rows, d] at latents, by pass; for the batch see `questions.written_steps`.
     """
     steps = batch["steps"]
     if not steps.numel():

@@ -97,18 +97,11 @@ class CodiForCausalLM(CoconutForCausalLM):
 
 
 def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Tensor]:
-    """Return the columns of the tokens before the answers, and the rows that are pairs; does not wait for a GPU.
+    """Return the columns of the tokens before the answers, int64 [2 H], and the rows that are pairs, bool [H].
 
     In a pair, row h has no latents, row H + h has latents, and both have the same question. The tokens after the end
-    marker of the second row, which begin with the returned token, are also the end of the first row.
-
-    Args:
-        ids: [R, L].
-        real: bool [R, L], the tokens that are not padding.
-        latent: the token of latents.
-
-    Returns:
-        Columns, int64 [2 H], arbitrary where rows are not a pair; and the pairs, bool [H].
+    marker of the second row, which begin with the returned token, are also the end of the first row. Columns of other
+    rows are arbitrary. Does not wait for a GPU.
     """
     half, length = len(ids) // 2, ids.shape[1]
     column = torch.arange(length, device=ids.device)

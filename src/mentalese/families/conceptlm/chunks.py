@@ -69,8 +69,7 @@ class Chunks:
     def sums(self, hidden: Tensor, held: Tensor | None) -> Tensor:
         """Return the sum [B, C + 1, d] of the states [B, L, d] of each chunk so far, including unfinished chunks.
 
-        Args:
-            held: [B, d], the sum so far of the chunk in which the call begins; `None` at the start of a chunk.
+        `held` [B, d] is the sum so far of the chunk in which the call begins.
         """
         width = (self.count + 1) * self.size
         if self.slot is None:

@@ -119,11 +119,7 @@ def _split(concepts: Tensor, codes: Tensor) -> Tensor:
 
 @dataclass
 class Usage:
-    """The use of the codes of each segment.
-
-    Attributes:
-        counts: [S, N], how often each code was nearest.
-    """
+    """The use of the codes of each segment: `counts` [S, N], how often each code was nearest."""
 
     counts: Tensor
 

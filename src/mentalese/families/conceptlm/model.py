@@ -57,11 +57,8 @@ class ConceptCache(ThoughtCache):
 class _ConceptKeys:
     """The cache of the concept layers: concept j of each row is in column j, whatever the padding.
 
-    Rows complete their chunks at different steps, so one column per step would take k times the memory.
-
-    Args:
-        columns: [B, C], the columns of new keys; `None`: after the stored ones, if no row has padding.
-        width: number of columns needed.
+    Rows complete their chunks at different steps, so one column per step would take k times the memory. `columns` [B,
+    C] are those of new keys among `width`; `None`: after the stored ones, if no row has padding.
     """
 
     def __init__(self, state: dict[str, Tensor], columns: Tensor | None, width: int) -> None:
@@ -145,10 +142,9 @@ COLLAPSED = 0.25
 def explained(concepts: Concepts, ncp: Tensor) -> dict[str, Tensor]:
     """Return the shares of the variance of a batch's next concepts that predictions explain (R^2).
 
-    Returns:
-        `concept_r2`: 1 - L_NCP / the variance of the targets: 1 if all are exact, 0 if they are not better than the
-        mean concept, negative if worse. `concept_r2_rescaled`: the same for predictions with the targets' mean and the
-        best scale, a squared correlation. Both are 0 without two different targets.
+    `concept_r2` is 1 - L_NCP / the variance of the targets: 1 if all are exact, 0 if they are not better than the mean
+    concept, negative if worse. `concept_r2_rescaled` is the same for predictions with the targets' mean and the best
+    scale, a squared correlation. Both are 0 without two different targets.
     """
     both = torch.stack((concepts.pooled[:, 1:].float(), concepts.predicted[:, :-1].float()))  # [2, B, C - 1, d]
     if concepts.valid is None:
@@ -173,9 +169,8 @@ def explained(concepts: Concepts, ncp: Tensor) -> dict[str, Tensor]:
 def predicted_codes(concepts: Concepts) -> dict[str, Tensor]:
     """Return the accuracy and cross-entropy of the heads' codes for the next concepts, which are not part of any loss.
 
-    Returns:
-        `code_accuracy`, the share of segments whose largest logit is the logit of the nearest code, and `code_ce`, the
-        cross-entropy in nats of the logits' softmax; 0 without a next concept.
+    `code_accuracy` is the share of segments whose largest logit is the one of the nearest code, `code_ce` the
+    cross-entropy in nats of the logits' softmax; 0 without a next concept.
     """
     assert concepts.codes is not None
     assert concepts.logits is not None
@@ -284,10 +279,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     def _predict(
         self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return predictions [B, C, d], code tables [S, N, c], and the heads' logits [B, C, S * N].
-
-        Predictions follow concepts u [B, C, d] and the concepts in the cache.
-        """
+        """Return predictions [B, C, d] after concepts u [B, C, d], code tables [S, N, c], the logits [B, C, S * N]."""
         count = pooled.shape[1]
         before, alike = chunks.before, isinstance(chunks.before, int)
         column = torch.arange(count, device=pooled.device) + (before[:, None] if isinstance(before, Tensor) else before)
@@ -384,10 +376,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @torch.compiler.disable
     def _watch(self, used: Usage, concepts: Tensor) -> None:
-        """Warn once if codebooks have collapsed, so that most inputs have the same few codes (appendix E.3).
-
-        Few different `concepts` [n, d] have few codes, which is not a collapse.
-        """
+        """Warn once if codebooks have collapsed (appendix E.3), unless the `concepts` [n, d] are few different ones."""
         if self._watched is None:
             return
         steps, counts = self._watched
@@ -409,11 +398,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @torch.no_grad()
     def codebook_usage(self, batches: Iterable[Batch]) -> Usage:
-        """Return the use of each segment's codes over a text.
-
-        Raises:
-            InputError: the model has no codebook.
-        """
+        """Return the use of each segment's codes over a text, for a model with a codebook."""
         if self.codebook is None:
             raise InputError("conceptlm.codebook is None: the model has no codes to count")
         counts = torch.zeros(self.config.segments, self.config.num_codes, dtype=torch.long)

@@ -137,9 +137,7 @@ def _config(theirs: dict[str, Any], *, tied: bool) -> ConceptLMConfig:
 def weights(state: dict[str, Tensor], theirs: dict[str, Any], head: str) -> dict[str, Tensor]:
     """Return the published weights by the names of our model; weights without a place keep their names.
 
-    Args:
-        theirs: the published config.
-        head: our name of the output embedding's weight.
+    `theirs` is the published config, `head` our name of the output embedding's weight.
     """
     kind, depth = theirs["model_type"], theirs["encoder_layers"]
     segments: dict[str, dict[int, Tensor]] = {}

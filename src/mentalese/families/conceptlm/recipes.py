@@ -54,11 +54,9 @@ def deeper(decoder: Fields, layers: int) -> Fields:
 
 
 def variant(recipe: Recipe, name: str, suffix: str = "", **fields: Any) -> Recipe:
-    """Return the recipe, whose model is a decoder, as one of `TITLES`.
+    """Return the recipe, whose model is a decoder, as one of `TITLES`; `fields` are fields of the model's config.
 
-    Args:
-        suffix: suffix of the new name; by default `-NAME`, and empty for ConceptLM.
-        fields: fields of the model's config.
+    The suffix of the new name is by default `-NAME`, and empty for ConceptLM.
     """
     decoder, wrapped = recipe.model, {"backbone": recipe.model, **fields}
     models: dict[str, Fields] = {
@@ -152,12 +150,7 @@ LONG = EvaluationConfig(max_documents=500, max_test_documents=500, documents_see
 def trained(
     name: str, text: str, model: Fields, rate: float, tokens: int, paper: str, *, parts: int = 32, **fields: Any
 ) -> Recipe:
-    """Return a run of the paper.
-
-    Args:
-        parts: micro-batches per step on one process.
-        fields: further fields of the recipe.
-    """
+    """Return a run of the paper, in `parts` micro-batches per step; `fields` are further fields of the recipe."""
     return Recipe(
         name=f"conceptlm/{name}",
         description=text,

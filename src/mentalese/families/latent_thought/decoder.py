@@ -149,11 +149,9 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
     ) -> Tensor:
-        """Return the states [B, N, d] after the block, or after a part of it.
+        """Return the states [B, N, d] after the block, or its self-attention (`before_z`) or the rest (`after`).
 
-        Args:
-            z: [B, n, d]; `None` without thoughts, or if the pass ends before them.
-            before_z, after: run the self-attention; run the rest.
+        Thoughts are [B, n, d]; `None` without thoughts, or if the pass ends before them.
         """
         if before_z:
             x = x + self.attention(self.attention_norm(x), packed)
@@ -272,11 +270,7 @@ class LTMDecoder(LatentThoughtModel[E]):
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, cache: ThoughtCache | None = None
     ) -> tuple[Tensor, PackedBatch]:
-        """Return the stream [B, N, d] after the first self-attention, before thoughts, and the blocks' shared data.
-
-        Raises:
-            InputError: a mask of another width, or a row that has only padding.
-        """
+        """Return the stream [B, N, d] after the first self-attention, before thoughts, and the blocks' shared data."""
         config, device = self.config, input_ids.device
         rows = self._pack(input_ids, attention_mask, cache)
         ids = rows.gather(input_ids)

@@ -151,18 +151,13 @@ def fit(
     together: bool = False,
     show: bool = False,
 ) -> tuple[Posterior, list[Tensor]]:
-    """Infer from the output of `LTMDecoder.read`; see `infer`.
+    """Infer from the output of `LTMDecoder.read`, whose stream gets no gradient; see `infer`.
 
     Args:
-        x: [B, N, d]; no gradient flows into it.
         targets: [B, N - 1], the targets of all tokens except the last.
         config: see `inference_config`.
-        weights: also return their gradients of the negative ELBO, summed over rows and fast steps.
+        weights: also return the gradients of the negative ELBO in `x` and in these, summed over rows and fast steps.
         together: all ranks infer at the same time and take equally many steps.
-        show: show progress on standard error.
-
-    Returns:
-        The posterior, and the gradients of `x` and of each of `weights`; empty without `weights` or steps.
     """
     live = (targets != IGNORED).any(1)
     # Thoughts are sums of small steps, so they are at least float32.

@@ -74,11 +74,7 @@ def _encoded(packed: PackedBatch, hidden: Tensor, z: Tensor | None, z_given: boo
 
 @dataclass
 class Reinference:
-    """The schedule of repeated inference: after every `every` tokens that follow the `prompt` columns of all rows.
-
-    Attributes:
-        seeds: int64 [prompts].
-    """
+    """The schedule of repeated inference: after every `every` tokens that follow the `prompt` columns of all rows."""
 
     every: int
     prompt: int

@@ -49,12 +49,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class SandwichLayer(GradientCheckpointingLayer):
-    """A decoder layer with two more norms, one after each residual sum (section 3.2).
+    """A decoder layer, whose modules, names and weights remain, with two more norms, one after each sum (section 3.2).
 
-        x = n_2(x + Attn(n_1(x))),  x = n_4(x + MLP(n_3(x)))
-
-    Args:
-        layer: the layer that provides modules, names and weights.
+    x = n_2(x + Attn(n_1(x))),  x = n_4(x + MLP(n_3(x)))
     """
 
     def __init__(self, layer: Any) -> None:
@@ -116,12 +113,10 @@ class LoopedCache(ThoughtCache):
 
 
 class StoppedKeys:
-    """The cache of a layer in a turn that some tokens skip.
+    """The cache `held` of a layer in a turn that some tokens skip.
 
-    Args:
-        held: the keys and values of earlier calls, to which this call appends.
-        stopped: bool [B, 1, L, 1], the tokens that keep their keys and values from `latest`.
-        latest: the keys and values of the call's tokens after the previous turn.
+    Tokens of this call that are `stopped`, bool [B, 1, L, 1], keep their `latest` keys and values, those after the
+    previous turn.
     """
 
     def __init__(self, held: DynamicLayer, stopped: Tensor, latest: Pair) -> None:

@@ -58,14 +58,10 @@ def grown(
     coda_layers: int | None = None,
     **fields: object,
 ) -> Fields:
-    """Return a recipe with the first and the last layers of this decoder.
+    """Return a recipe with the first and the last layers of this decoder; raise `InputError` if it has too few.
 
-    Args:
-        block_layers: l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
-            other two leave.
-
-    Raises:
-        InputError: more layers than the decoder has.
+    `block_layers` is l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
+    other two leave.
     """
     layers = backbone["num_hidden_layers"]
     prelude, block, coda = shape_of(layers)

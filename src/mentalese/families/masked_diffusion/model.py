@@ -85,10 +85,8 @@ class Block(GradientCheckpointingLayer):
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Tensor | None, time: Tensor | None) -> Tensor:
         """Return the states [B, N, d] after the block.
 
-        Args:
-            rotary: cosines and sines of the positions, [B or 1, 1, N, d_h / 2].
-            visible: bool [B, 1, 1, N]; `None`: there is no padding.
-            time: [B, conditioning_size], for models that see it.
+        `rotary` is for positions [B or 1, 1, N], `visible` bool [B, 1, 1, N], `time` [B, conditioning_size] for models
+        that see it.
         """
         if self.modulation is None:
             x = x + self.attend(self.attention_norm(x), rotary, visible)
@@ -165,13 +163,9 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         *,
         kept: list[Tensor] | None = None,
     ) -> Tensor:
-        """Return the states [B, N, d] from which the head predicts the token at each position.
+        """Return the states [B, N, d] from which the head predicts the token at each position of ids with masks.
 
-        Args:
-            input_ids: [B, N], with masks.
-            rows: see `rows`.
-            probability: [B], p(t); `None`: the share of masks in each row.
-            kept: a list that receives the input of each block, [B, N, d].
+        `probability` is p(t), [B], by default the share of masks in each row; `kept` receives the input of each block.
         """
         config, (real, padded) = self.config, rows
         masked = input_ids == config.mask_token_id
@@ -259,9 +253,6 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         the same score in every batch. Instead of times, the numbers m of masks are spread evenly over a row's n labels.
         The integral is the mean over m of n / m times the sum of l, with p the m-th smallest of n uniform numbers. This
         avoids huge weights and needs far fewer passes.
-
-        Args:
-            seed: seeds the noise.
         """
         self.chosen_estimator(estimator)
         times = self.config.score_times
@@ -325,11 +316,9 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         output_hidden_states: bool = False,
         mask_probability: Tensor | None = None,
     ) -> MaskedEncoded:
-        """Return final hidden states [B, N, d]; a state at a mask predicts the token there.
+        """Return final hidden states [B, N, d]; a state at a mask (`config.mask_token_id`) predicts the token there.
 
-        Args:
-            input_ids: [B, N], with `config.mask_token_id` at tokens to predict.
-            mask_probability: [B], p(t), for models that see the time; `None`: the share of masks in each row.
+        `mask_probability` is p(t), [B], for models that see the time, by default the share of masks in each row.
         """
         block_inputs: list[Tensor] | None = [] if output_hidden_states else None
         hidden = self.hidden(input_ids, self.rows(input_ids, attention_mask), mask_probability, kept=block_inputs)

@@ -208,9 +208,8 @@ def _all_steps(
 def windows(sentences: Sentences, size: int, steps: range) -> tuple[Tensor, Tensor]:
     """Return the vectors that each sentence of these steps of fresh streams reads: the latest `size` of its stream.
 
-    Returns:
-        read, age: [n, m], the sentences whose vectors are read, oldest first, and how many sentences ago each was;
-        0 in the unused slots, which come last.
+    The first [n, m] are the sentences whose vectors are read, oldest first, the second how many sentences ago each was;
+    0 in the unused slots, which come last.
     """
     counts, starts = torch.tensor(sentences.counts)[steps.start : steps.stop], torch.tensor(sentences.starts)
     step = torch.arange(steps.start, steps.stop).repeat_interleave(counts)[:, None]

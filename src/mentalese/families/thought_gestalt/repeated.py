@@ -32,12 +32,7 @@ class Use(NamedTuple):
 
 
 def uses(weight: Tensor, bias: Tensor, sizes: list[int]) -> list[Use]:
-    """Return the uses of a linear map for these numbers of rows.
-
-    Args:
-        weight: [out, in].
-        bias: [out], or [N, out] with one bias per row.
-    """
+    """Return the uses of a linear map [out, in] for these numbers of rows; the bias is [out], or [N, out] by row."""
     rows, inputs = _Collect.apply(weight, bias.expand(sum(sizes), len(weight)))
     constant, shared = weight.detach(), bias.detach() if bias.ndim == 1 else None
     return [Use(constant, shared, *of) for of in zip(rows.split(sizes), inputs.split(sizes))]
@@ -48,9 +43,7 @@ def uses_of(
 ) -> list[Use] | None:
     """Return the uses of a module, or `None` where only a call of it is right (`is_plain`).
 
-    Args:
-        norm: a layer norm whose weights become part of the map after it.
-        scale: a factor of the output.
+    The weights of a `norm` before the map and a factor of its output become part of it.
     """
     if not is_plain(module, nn.Linear, ResidualLinear) or not (norm is None or is_plain(norm, nn.LayerNorm)):
         return None

@@ -24,15 +24,12 @@ _TOKENS = 128  # tokens whose distributions are mixed at once
 def mixture_cross_entropy(
     hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, streams: Streams
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean negative log-likelihood of `targets`, differentiable once, and the nats of each token.
+    """Return the mean negative log-likelihood of `targets`, differentiable once, and the nats of each token, [B, L].
 
     Args:
         hidden: [B, K, d], the head's input for each stream.
         weight: [v, d], or a module that maps [.., d] to [.., v].
         targets: [B, L], the target of each token, -100 for none.
-
-    Returns:
-        A scalar and float32 [B, L]; the second is not differentiable.
     """
     counted = targets != IGNORED
     coefficients = counted / counted.sum().clamp(min=1)
@@ -52,13 +49,8 @@ def mixture_log_probabilities(
 ) -> Tensor:
     """Return the log-probabilities [B, L, v] of the mixtures of tokens' streams (Eq. 11).
 
-    Streams need tables several times the size of the result, so a part of the tokens is mixed at a time, and once more
-    in the backward pass.
-
-    Args:
-        hidden: [B, K, d], the head's input for each stream.
-        head: maps [.., d] to logits [.., v].
-        tokens: number of tokens to mix at once.
+    `hidden` [B, K, d] is the head's input. Streams need tables several times the size of the result, so a part of the
+    tokens is mixed at a time, and once more in the backward pass.
     """
     checkpointed, out = torch.is_grad_enabled(), None
     parts: list[list[Tensor]] = []
