@@ -28,7 +28,6 @@ from mentalese.families.conceptlm.plain import ConceptLM, run
 from mentalese.models.backbone import attention_width
 from mentalese.models.base import as_model
 from mentalese.models.build import config_class
-from mentalese.models.cache import ThoughtCache
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.places import places
@@ -669,8 +668,6 @@ def test_what_a_pass_cannot_read_is_refused() -> None:
     ids = torch.tensor([ROWS[0]])
     with pytest.raises(InputError, match=r"inputs_embeds is set: .* pass only input_ids"):
         model(inputs_embeds=torch.zeros(1, 3, 16))
-    with pytest.raises(InputError, match=r"(cache|past_key_values) is a ThoughtCache: .* needs a ConceptCache"):
-        model(ids, past_key_values=ThoughtCache(3))
     cache = model(ids, use_cache=True).past_key_values
     with pytest.raises(InputError, match="output_thoughts is True with a cache in use"):
         model(ids, past_key_values=cache, output_thoughts=True)

@@ -85,6 +85,7 @@ class ThoughtCache(Cache):
     `state[name]` is a tensor whose first dimension is the batch, so that beam search, repetition and selection of rows
     move keys, values and thoughts together. `seen_tokens` counts tokens of the *stream*; a model whose keys and values
     contain more (forks) or less (one sentence) than the stream keeps them in `state` and leaves the layers empty.
+    `shared` has what all rows share, by name.
     `max_tokens` is the number of tokens that a cache of fixed size has room for, `None` if it grows; it is set before
     the first call, which determines the number of keys.
     """
@@ -96,6 +97,7 @@ class ThoughtCache(Cache):
     def __init__(self, num_hidden_layers: int = 0) -> None:
         super().__init__(layers=[DynamicLayer() for _ in range(num_hidden_layers)])
         self.state: dict[str, Tensor] = {}
+        self.shared: dict[str, Any] = {}
         self.seen_tokens = 0
         self.max_tokens: int | None = None
 
@@ -142,7 +144,7 @@ class ThoughtCache(Cache):
 
     def reset(self) -> None:
         super().reset()
-        self.state = {}
+        self.state, self.shared = {}, {}
         self.seen_tokens = 0
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-def rotary_table(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def rotary_table(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [.., width / 2] in float32 of positions [..], which need not be whole numbers."""
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
-    angles = positions.to(torch.float32)[..., None] * theta**-exponents
+    angles = positions.to(torch.float32)[..., None] * 10_000.0**-exponents
     return angles.cos(), angles.sin()
 
 

@@ -53,26 +53,23 @@ def window_mask(
     return torch.zeros(seen.shape, device=device).masked_fill_(~seen, -math.inf)
 
 
-def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None, mask: Tensor | BlockMask | None = None
-) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, window: int, *, mask: Tensor | BlockMask | None = None) -> Tensor:
     """Return attention [B, heads, N, d_h] of token i of each row to tokens i - window + 1 .. i.
 
     Rows begin at their first token: only padding sees padding after the last token. `mask` is `window_mask(N, window)`,
     if the caller has it.
     """
     length = q.shape[2]
-    scale = q.shape[3] ** -0.5 if scale is None else scale
     if length <= window:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     mask = window_mask(length, window, device=q.device) if mask is None else mask
     assert mask is not None
     if not isinstance(mask, Tensor):
-        return flex_attend(q, k, v, mask, scale=scale)
+        return flex_attend(q, k, v, mask)
     blocks, size, before = _sizes(length, window)
     if rest := blocks * size - length:
         q, k, v = (F.pad(x, (0, 0, 0, rest)) for x in (q, k, v))
-    out = _WindowAttention.apply(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, (size, before), scale)
+    out = _WindowAttention.apply(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), mask, (size, before))
     return out.unflatten(0, q.shape[:2])[:, :, :length]
 
 
@@ -98,10 +95,8 @@ class _WindowAttention(torch.autograd.Function):
     """Attention on [rows, N, d_h], N a multiple of `size`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sizes: tuple[int, int], scale: float
-    ) -> Tensor:
-        size, before = sizes
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sizes: tuple[int, int]) -> Tensor:
+        (size, before), scale = sizes, q.shape[-1] ** -0.5
         with torch.autocast(q.device.type, enabled=False):
             queries = (q * scale).reshape(-1, size, q.shape[-1])
             keys, values = _bands(k, size, before), _bands(v, size, before)
@@ -125,4 +120,4 @@ class _WindowAttention(torch.autograd.Function):
             of_logits = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             q = torch.bmm(of_logits, keys).mul_(scale).view_as(v)
             k = _folded(torch.bmm(of_logits.transpose(1, 2), queries), rows, size, before)
-        return q, k, v, None, None, None
+        return q, k, v, None, None

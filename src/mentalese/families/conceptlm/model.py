@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,22 +36,6 @@ from mentalese.models.wrapped import LayeredDecoder
 from mentalese.nn.controls import controlled
 
 # ------------------------------------------------------------------------------------------------ what a call carries
-
-
-class ConceptCache(ThoughtCache):
-    """The keys and values of token layers, and the state of concepts.
-
-    For each row: the sum of its unfinished chunk, the concept that its tokens read, and the keys and values of concept
-    layers with one column per concept. `codes` are the code tables, shared by all rows.
-    """
-
-    def __init__(self, num_hidden_layers: int = 0) -> None:
-        super().__init__(num_hidden_layers)
-        self.codes: Tensor | None = None
-
-    def reset(self) -> None:
-        super().reset()
-        self.codes = None
 
 
 class _ConceptKeys:
@@ -128,7 +112,7 @@ class _Call:
     """The information about a call for the layer before which concepts are read."""
 
     chunks: Chunks
-    cache: ConceptCache | None
+    cache: ThoughtCache | None
     concepts: Concepts | None = None
 
 
@@ -190,7 +174,6 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     config_class = ConceptLMConfig
     lora_targets = BACKBONE_TARGETS
-    cache_class = ConceptCache
     kept_in_float32 = ("codebook",)
     about_thoughts = (
         "Concepts: each is the mean state of a few tokens, quantised to codes, and is predicted from those before it."
@@ -252,7 +235,11 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return (self._fused(hidden, call), *args[1:]), kwargs
 
     def _fused(self, hidden: Tensor, call: _Call) -> Tensor:
-        """Return the decoder's input [B, L, d] of the encoder's states (section 2.3)."""
+        """Return the decoder's input [B, L, d] of the encoder's states (section 2.3).
+
+        A cache has for each row the sum of its unfinished chunk, the concept that its tokens read, and the keys and
+        values of concept layers with one column per concept; the code tables are shared.
+        """
         chunks, cache = call.chunks, call.cache
         state = {} if cache is None else cache.state
         last_concept = state["concept"] if "concept" in state else hidden.new_zeros(len(hidden), hidden.shape[2])
@@ -277,7 +264,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         return hidden + added
 
     def _predict(
-        self, pooled: Tensor, chunks: Chunks, cache: ConceptCache | None
+        self, pooled: Tensor, chunks: Chunks, cache: ThoughtCache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return predictions [B, C, d] after concepts u [B, C, d], code tables [S, N, c], the logits [B, C, S * N]."""
         count = pooled.shape[1]
@@ -304,9 +291,8 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             hidden = self.concept_norm(hidden)
         if self.codebook is None or self.heads is None:
             return hidden, None, None
-        codes = self.codebook() if cache is None or cache.codes is None else cache.codes
-        if cache is not None:
-            cache.codes = codes
+        shared = {} if cache is None else cache.shared
+        codes = shared["codes"] = shared["codes"] if "codes" in shared else self.codebook()
         logits = self.heads(hidden)
         return mix(logits, codes), codes, logits
 
@@ -329,7 +315,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
         chunks = Chunks.of(self.config.chunk_size, input_ids.shape[1], layout.seen, layout.real, layout.on_host)
         if cache is None:  # processes that share weights must run the same layers, however short their texts
             chunks.count = max(chunks.count, 1)
-        call = _Call(chunks, cast("ConceptCache | None", cache))
+        call = _Call(chunks, cache)
         options = {"output_hidden_states": True} if output_hidden_states else {}
         output = self.run_backbone(input_ids, layout, cache, concepts=call, **options)
         return ConceptEncoded(

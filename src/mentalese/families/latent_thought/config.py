@@ -17,8 +17,6 @@ class LTMConfig(LatentThoughtConfig):
     else the release does: `fast_optimizer=adamw`, `fast_schedule=cosine`, `noise=fixed`, `slow_grad=accumulate`.
 
     Attributes:
-        rope_theta: base of the wavelengths of rotary positions.
-        rms_norm_eps: added to the mean square in norms.
         intermediate_size: channels of SwiGLU; `None`: 8/3 of `hidden_size`, rounded up to a multiple of 32.
         max_position_embeddings: training length. Thoughts of a layer are at the positions 0, s, 2 s, .. with s this
             length over `num_latents`, the same in each layer, so that they cover its first 1 / `num_hidden_layers`;

@@ -209,18 +209,6 @@ class Encoder(nn.Module):
         return mu, log_var
 
 
-class LTMCache(ThoughtCache):
-    """Keys and values as named states, and a flag for thoughts that came from the caller."""
-
-    def __init__(self, num_hidden_layers: int = 0) -> None:
-        super().__init__(num_hidden_layers)
-        self.z_given: bool | None = None
-
-    def reset(self) -> None:
-        super().reset()
-        self.z_given = None
-
-
 class _Decoding(nn.Module):
     """The compiled part of a decoder: all layers in one graph, as a fast step runs them."""
 
@@ -236,7 +224,6 @@ class LTMDecoder(LatentThoughtModel[E]):
     """Blocks with a short window that also attend to thoughts; with `num_latents` = 0, blocks without thoughts."""
 
     config_class = LTMConfig
-    cache_class = LTMCache
     supports_gradient_checkpointing = True
     supports_flex_attention = True
     lora_targets = ("qkv", "query", "key_value")
@@ -260,8 +247,8 @@ class LTMDecoder(LatentThoughtModel[E]):
     def limits(self) -> Limits:
         return Limits(hidden_states=None, static_cache="it is always as large as the window of tokens")
 
-    def new_cache(self) -> LTMCache:
-        return LTMCache()
+    def new_cache(self) -> ThoughtCache:
+        return ThoughtCache()
 
     def compiled_parts(self) -> list[nn.Module]:
         """Return the layers of a step as one graph, and the encoder layers; the loop over steps is not traced."""

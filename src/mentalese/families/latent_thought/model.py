@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, require
-from mentalese.families.latent_thought.decoder import LTMCache, LTMDecoder, PackedBatch
+from mentalese.families.latent_thought.decoder import LTMDecoder, PackedBatch
 from mentalese.families.latent_thought.inference import (
     Posterior,
     check_finite,
@@ -31,6 +31,7 @@ from mentalese.families.latent_thought.inference import (
     prompt_batch,
 )
 from mentalese.models.base import LossOutput
+from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import CausalLMOutputWithThoughts, Encoded, Limits
 from mentalese.models.trace import Knob, Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, one_cache
@@ -295,7 +296,7 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        cache: LTMCache | None = None,
+        cache: ThoughtCache | None = None,
         trace: bool = False,
         output_hidden_states: bool = False,
         z: Tensor | None = None,
@@ -317,8 +318,7 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         x, packed = self.read(input_ids, attention_mask, cache)
         z_given = z is not None
         if cache is not None:  # it keeps the keys and values of the first call's thoughts
-            cache.z_given = z_given if cache.z_given is None else cache.z_given
-            z_given = cache.z_given
+            z_given = cache.shared.setdefault("z_given", z_given)
         states = [self.embed(packed.ids)] if output_hidden_states else None
         hidden = self.decode(x, z, packed, kept=states)
         encoded = _encoded(packed, hidden, z, z_given)

@@ -15,8 +15,6 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
 
     Attributes:
         max_position_embeddings: training length.
-        rope_theta: base of the wavelengths of rotary positions.
-        rms_norm_eps: added to the mean square in norms.
         objective: `mdlm`, whose model does not see the time (as its authors train it), `md4`, whose model does (adaLN),
             or `sedd`: adaLN on sigma, and score entropy as the loss.
         noise_schedule: p(t), `linear` (t; all three papers on text) or `cosine` (sin(pi t / 2), MD4's on images).

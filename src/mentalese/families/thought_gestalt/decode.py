@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.families.thought_gestalt.memory import MemoryMap
 from mentalese.families.thought_gestalt.plan import Step, readable
 from mentalese.families.thought_gestalt.streams import Sentences, find_sentences
 from mentalese.models.cache import ThoughtCache
@@ -35,11 +34,11 @@ class SentenceCache(ThoughtCache):
 
     `state` holds for each stream: the `position` in its open sentence, the `count` of its vectors, their `memory`, keys
     and values with positions as `ready`, the latest vector as `seed`, and for each layer, as `self.LAYER`
-    [B, S + 1, 2 d], keys and values of the open sentence. The last slot receives the writes of padding.
+    [B, S + 1, 2 d], keys and values of the open sentence. The last slot receives the writes of padding. `shared` has
+    the `MemoryMap`, so that its weights are not concatenated for each token.
 
     Attributes:
-        map: the map of vectors to keys and values, stored so that its weights are not concatenated for each token.
-        sequences: always `None`; slots replace sequences.
+        sequences: none; slots replace sequences.
         places: the streams [B, 1] and slots [B, T] of the new tokens.
         end: number of slots to read.
         seen: bool [B, 1, T, end], the slots that a token sees; `None`: all.
@@ -48,16 +47,11 @@ class SentenceCache(ThoughtCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.map: MemoryMap | None = None
         self.sequences = Ragged.of(torch.zeros(0, dtype=torch.long))
         self.places = torch.empty(0), torch.empty(0)
         self.end = 0
         self.seen: Tensor | None = None
         self.used: Tensor | None = None
-
-    def reset(self) -> None:
-        super().reset()
-        self.map = None
 
     def place(self, slots: Tensor, size: int, first: Tensor | None = None) -> None:
         """Set the slots [B, T] of the next tokens, which see slots from `first` [B] on; padding goes to `size`."""
@@ -105,7 +99,7 @@ def read_on(
     real = input_ids != config.pad_token_id
     real = real if attention_mask is None else real & attention_mask.bool()
     if torch.is_grad_enabled():
-        cache.map = None  # its graph belongs to an earlier call
+        cache.shared.clear()  # the map's graph belongs to an earlier call
     if length == 1 and cache.state and not _is_wrong(model, input_ids[:, 0], real[:, 0], cache.state["position"]):
         cache.seen_tokens += 1
         return _read_sentence(model, input_ids, real, cache), None
@@ -150,10 +144,10 @@ def _read_sentence(model: ThoughtGestaltForCausalLM, ids: Tensor, real: Tensor, 
     size, room = config.max_sentence_tokens + 3, config.memory_size if config.memory == "prefix" else 0
     places = position[:, None] if new == 1 else position[:, None] + torch.arange(new, device=ids.device)
     x = model.embed(ids) + model.position_embed(places.clamp(max=size - 1))
-    if cache.map is None:
-        cache.map = model.memory_map(range(config.num_hidden_layers), x[:0])
+    if "map" not in cache.shared:
+        cache.shared["map"] = model.memory_map(range(config.num_hidden_layers), x[:0])
     if "memory" not in state:
-        memory = cache.map.entries(x.new_zeros(1, config.hidden_size))
+        memory = cache.shared["map"].entries(x.new_zeros(1, config.hidden_size))
         memory = memory.new_zeros(rows, config.memory_size, *memory.shape[1:])
         state |= {"memory": memory, "ready": memory} if config.cross_layers else {"memory": memory}
         state |= {"seed": x.new_zeros(rows, config.hidden_size)}
@@ -181,9 +175,8 @@ def _read_prefix(
 ) -> None:
     """Read the prefix vectors of sentences that begin [B] into the slots from `first` [B] to the first token."""
     room, size = model.config.memory_size, model.config.memory_size + model.config.max_sentence_tokens + 3
-    assert cache.map is not None
     slot = torch.arange(room, device=first.device)
-    vectors = cache.state["memory"] + cache.map.positions
+    vectors = cache.state["memory"] + cache.shared["map"].positions
     vectors = vectors.gather(1, (slot - first[:, None]).clamp(min=0)[..., None].expand_as(vectors))
     cache.place(torch.where(begins[:, None] & (slot >= first[:, None]), slot, size), size, first)
     _run_layers(model, vectors.to(dtype), cache)
@@ -218,7 +211,6 @@ def _write(model: ThoughtGestaltForCausalLM, states: Tensor, ends: Tensor, cache
     config, state = model.config, cache.state
     if not config.recurrent_layers:
         return
-    assert cache.map is not None
     vectors = controlled(model.sentence_head(states, 0.0)[0], config.thought_control)
     vectors = vectors.detach() if config.memory_gradient_window == 0 else vectors
     count, entries, last = state["count"], state["memory"], config.memory_size - 1
@@ -226,7 +218,7 @@ def _write(model: ThoughtGestaltForCausalLM, states: Tensor, ends: Tensor, cache
     slot = torch.arange(config.memory_size, device=states.device)
     entries = torch.where((ends & (count > last))[:, None][wide], entries.roll(-1, 1), entries)  # the oldest falls out
     here = ends[:, None] & (slot == count.clamp(max=last)[:, None])
-    entries = torch.where(here[wide], cache.map.entries(vectors)[:, None].to(entries.dtype), entries)
+    entries = torch.where(here[wide], cache.shared["map"].entries(vectors)[:, None].to(entries.dtype), entries)
     state |= {
         "memory": entries,
         "count": (count + ends).clamp(max=config.memory_size),
@@ -234,4 +226,4 @@ def _write(model: ThoughtGestaltForCausalLM, states: Tensor, ends: Tensor, cache
     }
     if config.cross_layers:
         keys, values = entries.unbind(-2)
-        state["ready"] = torch.stack((keys + cache.map.positions, values), dim=-2)
+        state["ready"] = torch.stack((keys + cache.shared["map"].positions, values), dim=-2)

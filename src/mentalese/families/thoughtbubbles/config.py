@@ -17,8 +17,6 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     """Sizes, and how residual streams fork (Liu et al., "Thoughtbubbles", sections 2 and A).
 
     Attributes:
-        rope_theta: base of the wavelengths of rotary positions.
-        layer_norm_eps: added to the variance in norms.
         max_position_embeddings: L, the training length; positions are rotary, so with a dynamic budget longer text
             can be read.
         fork_layers: 0-based blocks before which streams fork; empty: the regular RoPE transformer.

@@ -200,9 +200,7 @@ def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> Numbers:
     }
 
 
-def _rank_correlation(
-    x: np.ndarray, y: np.ndarray, unit: np.ndarray, samples: int = 2_000
-) -> tuple[float, tuple[float, float] | None]:
+def _rank_correlation(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> tuple[float, tuple[float, float] | None]:
     """Return Spearman's correlation and its 95% bootstrap interval over units (with ranks of the whole sample)."""
     a, b = (_ranks(values) for values in (x, y))
     units = int(unit.max()) + 1
@@ -213,7 +211,7 @@ def _rank_correlation(
         spread = np.sqrt(np.maximum((n * aa - a * a) * (n * bb - b * b), 0))
         return np.divide(n * ab - a * b, spread, out=np.full(n.shape, np.nan), where=spread > 0)
 
-    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=samples)
+    draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=2_000)
     interval = np.nanquantile(correlation(draws @ moments), (0.025, 0.975)) if units > 1 else None
     return float(correlation(moments.sum(0))), None if interval is None else (float(interval[0]), float(interval[1]))
 
