@@ -70,6 +70,11 @@ class PackedRows:
         places = self.width if self.columns is None else self.columns.shape[1]
         return torch.arange(places, device=self.lengths.device) < self.lengths[:, None]
 
+    @property
+    def ragged(self) -> Tensor | None:
+        """The same, or `None` if all rows have as many tokens."""
+        return self.real if min(self.on_host) < max(self.on_host) else None
+
     def gather(self, values: Tensor, padding: int | None = None) -> Tensor:
         """Return values of columns [B, width] packed, [B, N]; `padding` replaces what follows a row's last token."""
         if self.columns is None:

@@ -38,16 +38,13 @@ from mentalese.models.hf import Encoded, LatentThoughtModel, Limits
 from mentalese.nn.blocks import ResidualLinear, gated, merge_heads, rotary_heads
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
 from mentalese.nn.noise import Noise, shared_seed
-from mentalese.nn.packing import front
+from mentalese.nn.packing import PackedRows
 from mentalese.nn.rotary import rotary_table
 
 _HIGHEST = 0.999  # largest mask probability for SEDD's sigma, which is infinite at 1
 _CHUNK = 512  # rows of logits at once
 _ANY_ORDER = "masks fall in any order"
 FREQUENCIES = 256  # sines and cosines of the time, as in diffusion transformers (Peebles and Xie, 2023)
-
-Rows = tuple[Tensor, bool]
-"""Positions of rows that are tokens, bool [B, N], and whether others are padding."""
 
 
 class Modulation(nn.Linear):
@@ -148,17 +145,19 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
 
-    def rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """Return the tokens of rows [B, N], of which padding is never read; with a mask this waits once for a GPU."""
+    def tokens(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+        """Return the places of rows that are tokens, bool [B, N], or `None` if all are; waits once for a GPU."""
+        if attention_mask is None:
+            return None
         real = self.real_tokens(input_ids, attention_mask, None)
-        tokens = [] if attention_mask is None else real.sum(1).tolist()
-        self.check_rows(tokens)
-        return real, min(tokens, default=input_ids.shape[1]) < input_ids.shape[1]
+        counts = real.sum(1).tolist()
+        self.check_rows(counts)
+        return real if min(counts) < input_ids.shape[1] else None
 
     def hidden(
         self,
         input_ids: Tensor,
-        rows: Rows,
+        real: Tensor | None,
         probability: Tensor | None = None,
         *,
         kept: list[Tensor] | None = None,
@@ -167,17 +166,17 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
 
         `probability` is p(t), [B], by default the share of masks in each row; `kept` receives the input of each block.
         """
-        config, (real, padded) = self.config, rows
-        masked = input_ids == config.mask_token_id
-        positions = (real if padded else real[:1]).cumsum(1) - 1
+        config, masked = self.config, input_ids == self.config.mask_token_id
+        columns = torch.arange(masked.shape[1], device=masked.device)[None]
+        positions = columns if real is None else real.cumsum(1) - 1
         rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
-        visible = real[:, None, None] if padded else None
+        visible = None if real is None else real[:, None, None]
         mask = self.mask_embed(input_ids.new_zeros(()))
         x = torch.where(masked[..., None], mask, self.embed(input_ids.masked_fill(masked, 0)))
         time = None
         if self.time is not None:
             if probability is None:
-                probability = (masked & real).sum(1) / real.sum(1)
+                probability = masked.float().mean(1) if real is None else (masked & real).sum(1) / real.sum(1)
             sedd = config.objective == "sedd"
             time = self.time(-torch.log1p(-_HIGHEST * probability) if sedd else 1000 * probability, x.dtype)
         for block in self.blocks:
@@ -192,24 +191,23 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
 
     # ------------------------------------------------------------------------------------- training and scores
 
-    def _targets(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return rows that begin at their first token: ids, targets and mask [B, N], and their original columns.
+    def _targets(self, batch: Batch) -> tuple[PackedRows, Tensor, Tensor]:
+        """Return the places of tokens, and ids and targets [B, N] of rows that begin at their first token.
 
         Tokens without a label and the first token of a row are not targets and are never masked.
         """
-        ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
-        columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        if mask is not None:
-            columns = front(mask != 0, ids.shape[1])
-            ids, labels, mask = (x.gather(1, columns) for x in (ids, labels, mask))
-            labels = labels.masked_fill(mask == 0, IGNORED)
-        return ids, F.pad(labels[:, 1:], (1, 0), value=IGNORED), mask, columns
+        ids, mask = batch["input_ids"], batch.get("attention_mask")
+        rows = PackedRows.unpadded(ids) if mask is None else PackedRows.of(self.real_tokens(ids, mask, None))
+        self.check_rows(rows.on_host)
+        return rows, rows.gather(ids), F.pad(rows.targets(batch["labels"]), (1, 0), value=IGNORED)
 
-    def _at_masks(self, ids: Tensor, targets: Tensor, rows: Rows, masked: Tensor, p: Tensor) -> list[Tensor]:
+    def _at_masks(
+        self, ids: Tensor, targets: Tensor, real: Tensor | None, masked: Tensor, p: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return hidden states of rows whose targets are partly masked at p [B], and the targets [B, N] at masks."""
         masked = masked & (targets != IGNORED)
-        hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), rows, p)
-        return [hidden, targets.masked_fill(~masked, IGNORED)]
+        hidden = self.hidden(ids.masked_fill(masked, self.config.mask_token_id), real, p)
+        return hidden, targets.masked_fill(~masked, IGNORED)
 
     def _score_entropy(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the `score_entropy` of hidden states [n, d] and targets [n]; its gradient needs the logits."""
@@ -222,13 +220,13 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
         self.target_weights(batch, **settings)
-        ids, targets, mask, columns = self._targets(batch)
+        rows, ids, targets = self._targets(batch)
         seed = shared_seed()
         times = training_times(len(ids), seed, ids.device)
         count = (targets != IGNORED).sum().float()
         p, weight = schedule(self.config.noise_schedule, times)
         masked = uniform(Noise.of(targets, seed), 0, ids.shape[1]) < p[:, None]
-        hidden, masked_targets = self._at_masks(ids, targets, self.rows(ids, mask), masked, p)
+        hidden, masked_targets = self._at_masks(ids, targets, rows.ragged, masked, p)
         masked = masked_targets != IGNORED
         flat, masked_targets = hidden.flatten(0, 1), masked_targets.flatten()
         weights = weight.repeat_interleave(ids.shape[1]) * (masked_targets != IGNORED)
@@ -238,10 +236,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             total = weights.sum() * linear_cross_entropy(flat, self.loss_head(), masked_targets, target_weights=weights)
 
         def encoded() -> MaskedEncoded:
-            """Return states and masks in the columns of the batch."""
-            index = columns[..., None].expand_as(hidden)
-            at_masks = torch.zeros_like(masked).scatter(1, columns, masked)
-            return MaskedEncoded(hidden=torch.zeros_like(hidden).scatter(1, index, hidden), masked=at_masks)
+            return MaskedEncoded(hidden=rows.spread(hidden), masked=rows.spread(masked))
 
         return LossOutput(total / count.clamp(min=1), count, encoded=encoded)
 
@@ -256,23 +251,23 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         """
         self.chosen_estimator(estimator)
         times = self.config.score_times
-        ids, targets, mask, columns = self._targets(batch)
+        rows, ids, targets = self._targets(batch)
         noise, counts = Noise.of(targets, seed), (targets != IGNORED).sum(1)
         shift = uniform(noise, times, 1)[:, 0]
-        nats, rows = torch.zeros(ids.shape, device=ids.device), self.rows(ids, mask)
+        nats, real = torch.zeros(ids.shape, device=ids.device), rows.ragged
         for number in range(times):
             # One number of masks in [1, n] per time; p is the time of the last of these masks.
             masks = 1 + (counts * (number + shift) / times).long().clamp(max=counts - 1).clamp(min=0)
             falls = uniform(noise, number, ids.shape[1]).masked_fill(targets == IGNORED, math.inf)
             p = falls.sort(1).values.gather(1, masks[:, None] - 1)
-            hidden, masked_targets = self._at_masks(ids, targets, rows, falls <= p, p[:, 0].clamp(max=1))
+            hidden, masked_targets = self._at_masks(ids, targets, real, falls <= p, p[:, 0].clamp(max=1))
             at_masks = (masked_targets != IGNORED).flatten().nonzero()[:, 0]
             some, target = hidden.flatten(0, 1)[at_masks], masked_targets.flatten()[at_masks]
             sedd = self.config.objective == "sedd"
             nll = self._score_entropy(some, target) if sedd else linear_nll(some, self.loss_head(), target)
             shares = (counts / masks)[at_masks // ids.shape[1]] * nll / times
             nats.view(-1).index_add_(0, at_masks, shares.to(nats.dtype))
-        return torch.zeros_like(nats).scatter(1, columns, nats)
+        return rows.spread(nats)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
         return {"score_times": self.config.score_times}
@@ -321,7 +316,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         `mask_probability` is p(t), [B], for models that see the time, by default the share of masks in each row.
         """
         block_inputs: list[Tensor] | None = [] if output_hidden_states else None
-        hidden = self.hidden(input_ids, self.rows(input_ids, attention_mask), mask_probability, kept=block_inputs)
+        hidden = self.hidden(input_ids, self.tokens(input_ids, attention_mask), mask_probability, kept=block_inputs)
         states = None if block_inputs is None else (*block_inputs, hidden)
         return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
@@ -405,7 +400,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             for number in (0, 1)
         )
         falls = falls.cpu()
-        layout = self.rows(text, None if attention_mask is None else F.pad(attention_mask, (0, length), value=1))
+        real = self.tokens(text, None if attention_mask is None else F.pad(attention_mask, (0, length), value=1))
         halts = [c for c in stopping_criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)]
         kind = "cosine" if self.config.objective == "md4" else self.config.noise_schedule
         steps = unknown.sum(1).tolist() if num_steps is None else [num_steps] * len(text)
@@ -417,7 +412,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
             if not falling.any():
                 continue
             unknown &= ~falling
-            hidden = self.hidden(text, layout, send(now, text.device))
+            hidden = self.hidden(text, real, send(now, text.device))
             for column in falling.any(0).nonzero()[:, 0].tolist():
                 rows = send(falling[:, column].nonzero()[:, 0], text.device)
                 before = text[:, :column]

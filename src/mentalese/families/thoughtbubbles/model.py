@@ -199,7 +199,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             rows = PackedRows.of(tokens)
             if cache is None:
                 self.check_rows(rows.on_host)
-            real = None if min(rows.on_host) == max(rows.on_host) else rows.real
+            real = rows.ragged
         input_ids = rows.gather(input_ids)
         x = self.embed(input_ids)
         x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
