@@ -56,9 +56,9 @@ def causal_attention_reference(qkv: Tensor, lengths: Tensor, heads: int) -> Tens
     return torch.cat(out)
 
 
-def window_attention_reference(q: Tensor, k: Tensor, v: Tensor, window: int, *, scale: float | None = None) -> Tensor:
+def window_attention_reference(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     """Compute `window_attention` with all pairs at once."""
     place = torch.arange(q.shape[2], device=q.device)
     ago = place[:, None] - place
-    logits = (q.shape[3] ** -0.5 if scale is None else scale) * (q @ k.transpose(-1, -2))
+    logits = q.shape[3] ** -0.5 * (q @ k.transpose(-1, -2))
     return logits.masked_fill((ago < 0) | (ago >= window), -math.inf).softmax(-1) @ v

@@ -66,7 +66,7 @@ def linear_nll_sum(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor) 
     if (kept := _counted(targets, head)) is not None:
         total, nll = linear_nll_sum(hidden.index_select(0, kept), weight, targets[kept])
         return total, nll.new_zeros(len(targets)).index_copy_(0, kept, nll)
-    return _weighted_nll(hidden, head, targets, (targets != IGNORED).to(torch.float32))
+    return _weighted_nll(hidden, head, targets, None)
 
 
 def _counted(targets: Tensor, head: PatchedMatrix | nn.Module) -> Tensor | None:
@@ -139,7 +139,7 @@ def product_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
 
 
 class _WeightedNLL(torch.autograd.Function):
-    """The sum of nll times coefficients, a scalar, and nll [n]; only the sum is differentiable."""
+    """The sum of nll times coefficients (`None`: 1), a scalar, and nll [n]; only the sum is differentiable."""
 
     @staticmethod
     def forward(
@@ -149,7 +149,7 @@ class _WeightedNLL(torch.autograd.Function):
         values: Tensor | None,
         rows: Tensor | None,
         targets: Tensor,
-        coefficients: Tensor,
+        coefficients: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         device, dtype = hidden.device.type, product_dtype(hidden, weight)
         precise = torch.promote_types(dtype, torch.float32)
@@ -164,19 +164,23 @@ class _WeightedNLL(torch.autograd.Function):
             hidden_grad = torch.empty_like(hidden) if needs_grad[0] else None
             weight_grad = torch.zeros_like(weight, dtype=precise) if needs_grad[1] else None
             values_grad = None if values is None else torch.zeros_like(values, dtype=precise)
+            counted = targets != IGNORED
+            factors = None
+            if any(needs_grad):
+                factors = (counted if coefficients is None else coefficients)[:, None].to(precise)
             table = hidden.new_empty(size, v, dtype=dtype)  # for all chunks: fresh memory is slow to touch
             for start in range(0, n, size):
                 part = slice(start, min(start + size, n))
                 logits = Logits(hidden[part].to(dtype), w, targets[part].clamp(min=0)[:, None], table)
                 nll[part] = logits.nll
-                if not any(needs_grad):
+                if factors is None:
                     continue
-                factor = coefficients[part, None].to(precise) / logits.scale
+                factor = factors[part] / logits.scale
                 logits.backward(factor, None if hidden_grad is None else hidden_grad[part], weight_grad)
                 if values_grad is not None and needs_grad[2]:
                     values_grad += logits.p[:, rows].t().to(precise) @ (logits.h * factor).to(precise)
-            nll = nll * (targets != IGNORED)
-            loss = (nll * coefficients).sum()
+            nll = nll * counted
+            loss = (nll if coefficients is None else nll * coefficients).sum()
         ctx.mark_non_differentiable(nll)
         weight_grad = None if weight_grad is None else weight_grad.to(weight.dtype)
         values_grad = None if values_grad is None or values is None else values_grad.to(values.dtype)
@@ -192,12 +196,12 @@ class _WeightedNLL(torch.autograd.Function):
 
 @torch.compiler.disable
 def _weighted_nll(
-    hidden: Tensor, head: PatchedMatrix | nn.Module, targets: Tensor, coefficients: Tensor
+    hidden: Tensor, head: PatchedMatrix | nn.Module, targets: Tensor, coefficients: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Run without `torch.compile`, which cannot trace gradients that are computed in a forward pass."""
     if isinstance(head, nn.Module):
         nll = module_nll(hidden, head, targets)
-        return (nll * coefficients).sum(), nll.detach()
+        return (nll if coefficients is None else nll * coefficients).sum(), nll.detach()
     matrix, rows, values = head
     if not torch.is_grad_enabled():  # inside a Function, `needs_input_grad` would be true even so
         hidden, matrix, values = hidden.detach(), matrix.detach(), None if values is None else values.detach()

@@ -167,8 +167,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         `probability` is p(t), [B], by default the share of masks in each row; `kept` receives the input of each block.
         """
         config, masked = self.config, input_ids == self.config.mask_token_id
-        columns = torch.arange(masked.shape[1], device=masked.device)[None]
-        positions = columns if real is None else real.cumsum(1) - 1
+        positions = torch.arange(masked.shape[1], device=masked.device)[None] if real is None else real.cumsum(1) - 1
         rotary = rotary_table(positions[:, None], config.hidden_size // config.num_attention_heads)
         visible = None if real is None else real[:, None, None]
         mask = self.mask_embed(input_ids.new_zeros(()))
