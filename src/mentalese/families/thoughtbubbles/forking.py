@@ -283,11 +283,20 @@ def _rows(x: Tensor, index: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ selection rules
 
 
+def _order(merit: Tensor) -> Tensor:
+    """Return the candidates of each row by merit [B, n], the best first, the earlier one among equals."""
+    return merit.sort(dim=1, descending=True, stable=True).indices
+
+
+def _places(order: Tensor) -> Tensor:
+    """Return the place of each candidate in an order [B, n]."""
+    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.zeros_like(order).scatter_(1, order, place)
+
+
 def select_block(merit: Tensor, quota: Tensor) -> Tensor:
     """Return the best `quota` [B] candidates of each row of `merit` [B, n], the earlier one among equals."""
-    order = merit.sort(dim=1, descending=True, stable=True).indices
-    place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
-    return torch.zeros_like(order, dtype=torch.bool).scatter_(1, order, place < quota[:, None])
+    return _places(_order(merit)) < quota[:, None]
 
 
 def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> Tensor:
@@ -299,20 +308,16 @@ def within_budget(merit: Tensor, keep: Tensor, token: Tensor, room: Tensor) -> T
         token: [B, n], the tokens of the candidates, in order.
         room: [B, L], the largest total for the first tokens; each token adds at least 1.
     """
+    order = _order(merit.masked_fill(~keep, -math.inf))
     if room.shape[1] == 1:
-        order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
-        place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
-        return keep & (torch.zeros_like(order).scatter_(1, order, place) < room)
+        return keep & (_places(order) < room)
     demand = torch.zeros_like(room).scatter_add_(1, token, keep.long()).cumsum(1)
     totals = demand + (room - demand).cummin(1).values.clamp(max=0)
     quota = totals.diff(dim=1, prepend=torch.zeros_like(totals[:, :1])).gather(1, token)
-    order = merit.masked_fill(~keep, -math.inf).sort(dim=1, descending=True, stable=True).indices
     order = order.gather(1, token.gather(1, order).sort(dim=1, stable=True).indices)
-    place = torch.arange(merit.shape[1], device=merit.device).expand_as(order)
     first = torch.zeros_like(room).scatter_add_(1, token, torch.ones_like(token)).cumsum(1).roll(1, 1)
     first[:, 0] = 0
-    place = torch.zeros_like(order).scatter_(1, order, place) - first.gather(1, token)
-    return keep & (place < quota)
+    return keep & (_places(order) - first.gather(1, token) < quota)
 
 
 def lowest_kept(merit: Tensor, quota: Tensor) -> Tensor:
