@@ -186,7 +186,7 @@ def _cells(
 ) -> QuadMesh:
     """Draw values [rows, columns] with a text in each cell, the first row on top.
 
-    `names` are those of rows and columns. The smallest and the largest value in `scale` have the lightest and the
+    `names` are of rows and of columns. The smallest and the largest value in `scale` have the lightest and the
     darkest colour.
     """
     low, high = min(part.min() for part in scale), max(part.max() for part in scale)

@@ -41,8 +41,8 @@ from mentalese.nn.controls import controlled
 class _ConceptKeys:
     """The cache of the concept layers: concept j of each row is in column j, whatever the padding.
 
-    Rows complete their chunks at different steps, so one column per step would take k times the memory. `columns` [B,
-    C] are those of new keys among `width`; `None`: after the stored ones, if no row has padding.
+    Rows complete their chunks at different steps, so one column per step would take k times the memory. New keys go
+    to `columns` [B, C] among `width`; `None`: after the stored ones, if no row has padding.
     """
 
     def __init__(self, state: dict[str, Tensor], columns: Tensor | None, width: int) -> None:

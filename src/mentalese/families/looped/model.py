@@ -115,7 +115,7 @@ class LoopedCache(ThoughtCache):
 class StoppedKeys:
     """The cache `held` of a layer in a turn that some tokens skip.
 
-    Tokens of this call that are `stopped`, bool [B, 1, L, 1], keep their `latest` keys and values, those after the
+    Tokens of this call that are `stopped`, bool [B, 1, L, 1], keep their `latest` keys and values, from the
     previous turn.
     """
 
