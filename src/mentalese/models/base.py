@@ -84,8 +84,9 @@ class LanguageModel(_Module):
 
     def chosen_estimator(self, name: str | None) -> str:
         """Return the estimator of this name; `None`: the default. Raises `InputError` if the model lacks it."""
-        chosen = name or self.estimators[0]
-        require(chosen in self.estimators, "estimator", name, f"this model has {', '.join(self.estimators)}")
+        chosen = self.estimators[0] if name is None else name
+        remedy = f"this model has {', '.join(self.estimators)}; use one of them"
+        require(chosen in self.estimators, "evaluation.estimator", name, remedy)
         return chosen
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TextIteratorStreamer
@@ -15,12 +15,14 @@ from mentalese.data.tokenizers import MASK, decode, decode_after, special_token_
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.text_model import TextModel
 from mentalese.models.text_tokenizer import mask_token_id
 from mentalese.values import NonNegative, NonNegativeNumber, Positive, checked, shown
 
+if TYPE_CHECKING:
+    from mentalese.models.saved import Saved
 
-def generate_text(saved: TextModel, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
+
+def generate_text(saved: Saved, prompts: Sequence[str], *, max_new_tokens: int = 40, **options: Any) -> list[str]:
     """Return each prompt with its continuation, see `Saved.generate`."""
     texts, fills = [], mask_token_id(saved.model) is not None
     for number, ids, length in continuations(saved, prompts, max_new_tokens=max_new_tokens, **options):
@@ -32,7 +34,7 @@ def generate_text(saved: TextModel, prompts: Sequence[str], *, max_new_tokens: i
 
 
 def continuations(
-    saved: TextModel,
+    saved: Saved,
     prompts: Sequence[str],
     *,
     max_new_tokens: int,
@@ -60,7 +62,7 @@ def continuations(
 
 
 def stream_text(
-    saved: TextModel, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
+    saved: Saved, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
 ) -> Generator[str, None, None]:
     """Yield the new text after `prompt`, see `Saved.stream`; errors of generation come at the piece that they break."""
     if "streamer" in options:
@@ -70,7 +72,7 @@ def stream_text(
     return _stream(saved, batch, seed, _options(saved, max_new_tokens, options))
 
 
-def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
+def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
     model, tokenizer = saved.model, saved.tokenizer
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
@@ -104,7 +106,7 @@ def _stream(saved: TextModel, batch: Batch, seed: int, options: dict[str, Any]) 
         raise errors[0]
 
 
-def _encode(saved: TextModel, prompts: Sequence[str], max_new_tokens: int) -> Batch:
+def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
     """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
     mask = mask_token_id(saved.model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
@@ -122,7 +124,7 @@ def _encode(saved: TextModel, prompts: Sequence[str], max_new_tokens: int) -> Ba
     return batch
 
 
-def _options(saved: TextModel, max_new_tokens: int, asked: dict[str, object]) -> dict[str, Any]:
+def _options(saved: Saved, max_new_tokens: int, asked: dict[str, object]) -> dict[str, Any]:
     model, tokenizer = saved.model, saved.tokenizer
     special = special_token_ids(tokenizer, sentences=False)
     words = asked.get("stop_strings") or model.generation_config.stop_strings

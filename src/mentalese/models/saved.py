@@ -24,9 +24,9 @@ from mentalese.models.base import LanguageModel
 from mentalese.models.build import as_is
 from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
 from mentalese.models.inputs import check_tokens
-from mentalese.models.text_model import TextModel
-from mentalese.models.text_tokenizer import saved_reading
+from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
+from mentalese.recipe import Recipe
 from mentalese.values import checked, shown
 
 if TYPE_CHECKING:
@@ -34,8 +34,64 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved(TextModel):
-    """A trained model: texts and splits in; text, scores and traces out. See `TextModel` for its fields."""
+class Saved:
+    """A trained model, its tokenizer, and the settings by which it reads, scores and continues text.
+
+    Attributes:
+        path: the folder or name that it was loaded from.
+        model: the model, in eval mode.
+        tokenizer: the tokenizer of its training, markers included.
+        data: the text of its training, its tokens and sentences.
+        layout: arrangement of texts in its rows and its prompts.
+        evaluation: the protocol of its results; whole splits are scored.
+        recipe: the recipe of its training; `None` for another project's model.
+        chat: prompts are messages of a user, in the tokenizer's chat template, and the model's text is its answer.
+    """
+
+    path: str
+    model: LanguageModel
+    tokenizer: PreTrainedTokenizerBase
+    data: DataConfig
+    layout: Layout
+    evaluation: EvaluationConfig
+    recipe: Recipe | None = None
+    chat: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """True if the model answers a prompt; otherwise it continues it."""
+        return self.layout.questions or self.chat
+
+    def encode_prompts(self, texts: Sequence[str]) -> Batch:
+        """Return prompts for the model to continue or answer, see `Layout.encode_prompts`."""
+        mask = mask_token_id(self.model)
+        return self.layout.encode_prompts(texts, self.tokenizer, self.data, mask, chat=self.chat)
+
+    def prompt_text(self, prompt: str) -> str:
+        """Return a prompt as new text follows it."""
+        return f"{prompt}\n" if self.chat else self.layout.prompt_text(prompt)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's weights."""
+        return self.model.device
+
+    @property
+    def estimator(self) -> str:
+        """Name of the scoring rule; raises `InputError` if the model does not have it."""
+        return self.model.chosen_estimator(self.evaluation.estimator)
+
+    @property
+    def protocol(self) -> dict[str, object]:
+        """Tokens, context and estimator of a score, to publish with it."""
+        self.layout.check_evaluation(self.evaluation)
+        return {
+            "tokens": self.evaluation.tokens,
+            **self.layout.protocol(self.evaluation, self.data),
+            "estimator": self.estimator,
+            **self.model.scoring_protocol(self.estimator),
+            **self.layout.asked(),
+        }
 
     # -- the same model with other settings ----------------------------------------------------------------------------
 
@@ -46,6 +102,16 @@ class Saved(TextModel):
             InputError: the layout has neither.
         """
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
+
+    def scored_by(self, **protocol: Any) -> Saved:
+        """Return the model with other fields of its protocol, see `EvaluationConfig`.
+
+        Raises:
+            InputError: there is no such field, or the layout does not have such a protocol.
+        """
+        evaluation = dataclasses.replace(self.evaluation, **protocol)
+        self.layout.check_evaluation(evaluation)
+        return dataclasses.replace(self, evaluation=evaluation)
 
     def without_chat(self) -> Saved:
         """Return the model that continues prompts as they are, without the tokenizer's chat template.

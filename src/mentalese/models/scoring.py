@@ -18,12 +18,13 @@ from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import require
 from mentalese.models.base import ONE_PASS, evaluation_mode
-from mentalese.models.text_model import TextModel
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mentalese.models.saved import Saved
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class TextScore:
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
-def text_scores(saved: TextModel, split: Split) -> list[TextScore]:
+def text_scores(saved: Saved, split: Split) -> list[TextScore]:
     """Return `token_scores` summed by document; raise `InputError` for a document without a scored token."""
     scores, results = token_scores(saved, split), []
     for number, (start, end, size) in enumerate(zip(split.documents, split.documents[1:], split.document_bytes)):
@@ -104,7 +105,7 @@ def text_scores(saved: TextModel, split: Split) -> list[TextScore]:
 
 
 def perplexity(
-    saved: TextModel, split: Split, *, show: bool = False, before_batch: Callable[[], None] = lambda: None
+    saved: Saved, split: Split, *, show: bool = False, before_batch: Callable[[], None] = lambda: None
 ) -> Perplexity:
     """Score a split's documents; the result does not depend on the batch size.
 
@@ -162,7 +163,7 @@ def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> i
     return sum(len(decode(ids[mask], tokenizer).encode()) for ids, mask in zip(batch["labels"], text))
 
 
-def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.ndarray:
+def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarray:
     """Return the scores of `perplexity` token by token, to compare models of different contexts on each token.
 
     Returns:
@@ -177,7 +178,7 @@ def token_scores(saved: TextModel, split: Split, *, show: bool = False) -> np.nd
 
 
 def _scored(
-    saved: TextModel, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
+    saved: Saved, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
     """Yield every evaluation batch with the scored labels and their nats by part.
 

@@ -17,12 +17,13 @@ from mentalese.data.tokenizers import special_ids
 from mentalese.errors import InputError
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
-from mentalese.models.text_model import TextModel
 from mentalese.models.trace import ALONG_TEXT, Thought, ThoughtTrace
 from mentalese.values import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mentalese.models.saved import Saved
 
 
 _LONGEST_CHARACTER = 4  # tokens of one byte each
@@ -31,7 +32,7 @@ T = TypeVar("T")
 _TOKEN, _PARENT = "token", "parent"
 
 
-def think(saved: TextModel, text: str, *, max_new_tokens: int | None = None, **options: object) -> ThoughtTrace:
+def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **options: object) -> ThoughtTrace:
     """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
     For models trained on questions, the text is the question, followed by the latents of `layout`, and the greedy
@@ -88,7 +89,7 @@ def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationCo
     return [*zip(rows.start.tolist(), rows.target.tolist(), rows.stop.tolist())]
 
 
-def trace(saved: TextModel, input_ids: Tensor, **options: object) -> ThoughtTrace:
+def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
     """Return what a model thinks of these tokens [length], with their texts; options as in `think`."""
     ids = input_ids[None].to(saved.device)
     with seeded(saved.model, 0):
