@@ -7,13 +7,12 @@ one sentence for all others. Models are imported when a command needs them.
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from mentalese.commands import COMMANDS
-from mentalese.commands.options import read_all, read_options
+from mentalese.commands.options import find_command, read_all, read_options
 from mentalese.errors import InputError, nearest
 from mentalese.training.signals import stop_signals
 
@@ -53,11 +52,11 @@ def _run(words: list[str]) -> None:
     elif words[0] not in COMMANDS:
         raise InputError(f"there is no command {words[0]!r}{nearest(words[0], COMMANDS)} (`mentalese --help`)")
     else:
-        module = importlib.import_module(f"mentalese.commands.{words[0]}")
+        module, options = find_command(words[0])
         if hasattr(module, "run_words"):  # its options depend on a recipe, which the words name
             module.run_words(words[1:])
         else:
-            module.run(read_options(module.Options, words[1:], words[0]))
+            module.run(read_options(options, words[1:], words[0]))
 
 
 def _fail(error: object, code: int) -> int:

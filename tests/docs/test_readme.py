@@ -6,7 +6,6 @@ block after `<!-- not run -->` is left out: those install or write into the repo
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ import pytest
 
 from mentalese import Family, recipes
 from mentalese.commands import COMMANDS
-from mentalese.commands.options import read_options
+from mentalese.commands.options import find_command, read_options
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +135,7 @@ def test_only_what_installs_or_needs_a_base_is_left_out() -> None:
         if command == "train":
             assert words[0] in recipes()
         else:
-            read_options(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
+            read_options(find_command(command)[1], words, command)
 
 
 def test_the_commands_of_evaluation_have_options_that_exist() -> None:
@@ -147,8 +146,7 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
     for program, command, model, *options in lines:
         assert (program, model) == ("mentalese", "MODEL")
         assert command in COMMANDS
-        module = importlib.import_module(f"mentalese.commands.{command}")
-        read_options(module.Options, [model, *options], command)
+        read_options(find_command(command)[1], [model, *options], command)
     assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff"}
 
 
@@ -160,7 +158,7 @@ def test_the_commands_of_training_have_options_that_exist() -> None:
     for program, command, *words in lines:
         assert program == "mentalese"
         if command != "train":
-            read_options(importlib.import_module(f"mentalese.commands.{command}").Options, words, command)
+            read_options(find_command(command)[1], words, command)
     assert {"grow", "train", "answer", "push"} == set(seen)
 
 

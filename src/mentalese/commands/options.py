@@ -11,12 +11,13 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
 
-from mentalese.commands import COMMANDS
+from mentalese.commands import COMMANDS, MEASURES
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import add_setting, change, members, section_fields, sections
@@ -41,6 +42,12 @@ _SHORT = {"data.source": "--data", "train.seed": "--seed"}
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
+def find_command(name: str) -> tuple[ModuleType, Any]:
+    """Return the module of a command, and the class of its options."""
+    module = importlib.import_module(f"mentalese.commands.{'measure' if name in MEASURES else name}")
+    return module, getattr(module, MEASURES.get(name, "Options"))
+
+
 def read_options(options: type[T], words: Sequence[str], command: str) -> T:
     """Return the options of a command.
 
@@ -53,7 +60,7 @@ def read_options(options: type[T], words: Sequence[str], command: str) -> T:
 
 def read_all(words: Sequence[str]) -> None:
     """Print the help of all commands, or a script that completes them, according to the words."""
-    commands = {name: importlib.import_module(f"mentalese.commands.{name}").Options for name in COMMANDS}
+    commands = {name: find_command(name)[1] for name in COMMANDS}
     tyro.extras.subcommand_cli_from_dict(commands, prog="mentalese", description=_ABOUT, args=words)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mentalese.commands.options import RecipeName, Settings, names_before_options, read_options, read_recipe
-from mentalese.commands.shared import Result
 from mentalese.errors import require
 from mentalese.evaluation.metric import ACCURACY, metric_of
+from mentalese.files import JsonObject
 from mentalese.formatting import scored_as, unanswered
 from mentalese.recipe_files import open_recipe
 from mentalese.values import Place, PositiveNumber, checked_dataclass
@@ -60,7 +60,7 @@ def run_words(words: list[str]) -> None:
         )
 
 
-def _score(test: Result) -> str:
+def _score(test: JsonObject) -> str:
     if metric_of(test) is ACCURACY:
         return f"test accuracy {ACCURACY.format(test['accuracy'])} of {test['questions']:,} questions{unanswered(test)}"
     bits = test["bits_per_byte"]

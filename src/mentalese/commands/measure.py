@@ -1,0 +1,220 @@
+"""`mentalese eval`, `answer`, `ablate`, `sample` and `diff`: figures of a saved model, as a table and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from tyro.conf import Positional, arg
+
+from mentalese.commands.options import ModelPath
+from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.errors import require
+from mentalese.evaluation.options import AblationOptions, AnswerOptions, EvaluationOptions, SampleOptions, TextOptions
+from mentalese.files import check_place, write_json
+from mentalese.formatting import scored_as, unanswered
+from mentalese.models.generate_options import config_fields
+from mentalese.screen import print_table
+from mentalese.values import Place, Positive, Texts, checked_dataclass
+
+if TYPE_CHECKING:
+    from mentalese.models.saved import Saved
+
+Result = Mapping[str, Any]
+"""The content of a file of results."""
+
+
+class Measured(NamedTuple):
+    """The results of a command, and the table and the line about it that a terminal shows."""
+
+    results: Result
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    about: str = ""
+
+
+@checked_dataclass("")
+class Measurement:
+    """Common options of the commands that measure a model.
+
+    Attributes:
+        model: the folder of a run or a model, hub:NAME or models:NAME.
+        config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
+        fast_steps: gradient steps that infer thoughts, for models that infer them (T_fast of Latent Thought Models).
+        out: a JSON file for the results.
+        json: print the results as JSON.
+    """
+
+    model: ModelPath
+    config: Texts = ()
+    fast_steps: Positive | None = None
+    out: Place | None = None
+    json: bool = False
+
+    def measure(self) -> Measured:
+        raise NotImplementedError(f"{type(self).__name__} needs measure")
+
+    def open(self) -> Saved:
+        """Return the model of the command.
+
+        Raises:
+            InputError: errors of `load`, fast steps for a model without them, or a result that could not be written.
+        """
+        check_place(self.out, "--out")
+        fields = config_fields(self.config)
+        from mentalese.models.saved import load
+
+        saved = load(self.model, config=fields)
+        if self.fast_steps is not None:
+            has_steps = "fast_steps" in {knob.name for knob in saved.model.knobs()}
+            require(has_steps, "--fast-steps", self.fast_steps, "this model takes no fast steps, remove it")
+            saved.model.config.fast_steps = self.fast_steps
+        return saved
+
+
+def run(options: Measurement) -> None:
+    """Measure, save the results, and print them as JSON, or as a table and a line about it."""
+    with only_result_on_stdout():
+        results, header, rows, about = options.measure()
+    if options.out is not None and not isinstance(options, Answer):  # answers are written one by one
+        write_json(options.out, results)
+    if options.json:
+        print_json(results)
+        return
+    print_table(header, rows)
+    if about:
+        print(f"\n{about}")
+
+
+@checked_dataclass("")
+class Eval(Measurement, EvaluationOptions):
+    """Scores a saved model: perplexity in its own tokens, and tasks of lm-eval."""
+
+    def measure(self) -> Measured:
+        from mentalese.evaluation import measures
+
+        questions = measures.read_tasks(self)
+        results = measures.run(self.open(), self, questions, show=True)
+        rows = [(task, *row) for task, result in results.items() for row in metric_rows(result)]
+        scored = results.get("perplexity", {})
+        scored = scored if "source" in scored or not scored else next(iter(scored.values()))  # by estimator
+        return Measured(results, ("task", "metric", "value"), rows, text_read(scored) if scored else "")
+
+
+@checked_dataclass("")
+class Answer(Measurement, AnswerOptions):
+    """Asks a saved model questions, and compares its answers with the right ones.
+
+    Attributes:
+        out: NAME.json for the results, beside which NAME.answers.jsonl has a line per question: the right answer, the
+            text, the answer read from it, ..; or NAME.jsonl for these lines only.
+    """
+
+    def measure(self) -> Measured:
+        from mentalese.evaluation import answers
+
+        for place in answers.places(self.out) if self.out else ():
+            check_place(place, "--out")
+        metrics = answers.run(self.open(), self, out=self.out, show=True)
+        return Measured(metrics, ("metric", "value"), list(metric_rows(metrics)), text_read(metrics))
+
+
+@checked_dataclass("")
+class Ablate(Measurement, AblationOptions):
+    """Scores a saved model with its own thoughts, without them, with another text's, and with noise on them."""
+
+    def measure(self) -> Measured:
+        from mentalese.evaluation import ablation
+
+        result = ablation.run(self.open(), self, show=True)
+        is_accuracy = result["unit"] == "accuracy"
+        header = ("thoughts", result["unit"], "difference", "95% over documents")
+        if is_accuracy:
+            header = ("thoughts", "accuracy", "difference in points", "95% over questions")
+
+        def change(value: float) -> str:
+            return f"{100 * value:+.1f}" if is_accuracy else f"{value:+.4f}"
+
+        rows = [
+            (
+                part["thoughts"],
+                f"{part['score']:.1%}{unanswered(part)}" if is_accuracy else f"{part['score']:.4f}",
+                "" if part["difference"] is None else change(part["difference"]),
+                "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
+            )
+            for part in result["ablations"]
+        ]
+        return Measured(result, header, rows, text_read(result))
+
+
+@checked_dataclass("")
+class Sample(Measurement, SampleOptions):
+    """Samples text from a saved model: perplexity under a second model, entropy, speed, and MAUVE after prompts."""
+
+    def measure(self) -> Measured:
+        from mentalese.evaluation import samples
+
+        judge = samples.open_judge(self)
+        results = samples.run(self.open(), self, judge, show=True)
+        rows = [(kind, *row) for kind, result in results.items() for row in metric_rows(result)]
+        return Measured(results, ("kind", "metric", "value"), rows)
+
+
+@checked_dataclass("")
+class Diff(Measurement, TextOptions):
+    """Scores the same tokens by two saved models: the mean difference, and that by position in the sentence.
+
+    Attributes:
+        other: the second model.
+        config: FIELD=VALUE ...: other values of the first model's config, as far as the weights allow.
+        fast_steps: gradient steps that infer the first model's thoughts, if it infers them.
+    """
+
+    other: Annotated[Positional[str], arg(metavar="OTHER")]
+
+    def measure(self) -> Measured:
+        from mentalese.evaluation import paired
+        from mentalese.models.saved import load
+
+        result = paired.run(self.open(), load(self.other), self, show=True)
+        labels = {None: "all", paired.POSITIONS: f"{paired.POSITIONS} and later"}
+        rows = [
+            (
+                labels.get(part["position"], str(part["position"])),
+                f"{part['tokens']:,}",
+                f"{part['difference']:+.4f}",
+                "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),
+            )
+            for part in (result["overall"], *result["by_position"])
+        ]
+        header = ("position in sentence", "tokens", "nats per token more than OTHER", "95% over documents")
+        return Measured(result, header, rows, text_read(result | {"tokens": result["overall"]["tokens"]}))
+
+
+def text_read(result: Result) -> str:
+    """Return text, windows and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
+    part = "all" if result["split"] == "all" else f"the {result['split']} split"
+    what = ("questions",) if "questions" in result else ("documents", "tokens")
+    counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
+    rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
+    rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
+    verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
+    context = str(result.get("protocol", {}).get("context", "")).partition(",")[0]
+    windows = f", in {context}" if "windows" in context else ""
+    return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{windows}{cut}{rule}"
+
+
+def metric_rows(results: Result, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield all numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
+
+    Subsets are only in the file; of a protocol only the estimator is shown, unless it is `exact`.
+    """
+    for name, value in results.items():
+        if name == "protocol" and value.get("estimator", "exact") != "exact":
+            yield f"{prefix}estimator", value["estimator"]
+        error = results.get(f"{name}_stderr")
+        if isinstance(value, dict) and name not in ("protocol", "subsets"):
+            yield from metric_rows(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not name.endswith("_stderr"):
+            text = f"{value:,.4f}" if isinstance(value, float) else f"{value:,}"
+            yield prefix + name, text if error is None else f"{text} ± {error:,.4f}"
