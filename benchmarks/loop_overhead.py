@@ -19,8 +19,8 @@ from measuring import ratios, spread
 from mentalese import get_recipe
 from mentalese.compare.bench import Contender
 from mentalese.models.build import build_model
-from mentalese.training.optim import build_optimizer
 from mentalese.training.parallel import setup
+from mentalese.training.step import build_optimizer
 
 
 def main(rounds: int, steps: int) -> None:

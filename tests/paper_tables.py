@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mentalese import Recipe, families, get_recipe
 from mentalese.commands.cost import table_cost
 from mentalese.models.base import count_parameters
-from mentalese.training.optim import learning_rate
+from mentalese.training.step import learning_rate
 
 GPT2_VOCABULARY = 50_257
 DOCUMENT_TOKENS = {"openwebtext": 1107}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mentalese.testing.runs import by_hand
-from mentalese.training.optim import build_optimizer
+from mentalese.training.step import build_optimizer
 from support import tiny_recipes
 
 pytestmark = pytest.mark.slow

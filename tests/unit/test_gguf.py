@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mentalese
-from mentalese import gguf
+from mentalese import packaged as gguf
 from mentalese.errors import InputError
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ġa", "Ċ"]

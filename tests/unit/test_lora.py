@@ -27,7 +27,7 @@ from mentalese.data.store import prepare
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
 from mentalese.files import RECORD, read_json, sealed, sha256, write_json
-from mentalese.models import adapters, checkpoints, lora
+from mentalese.models import checkpoints, grow, lora
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -302,16 +302,16 @@ def test_adapters_without_their_base_open_as_the_whole_model(
     about["files"] = {lora.WEIGHTS: sha256(folder / lora.WEIGHTS)}
     write_json(folder / RECORD, sealed(about))
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
-    whole = adapters.whole_model(folder)
+    whole = grow.whole_model(folder)
     expected, opened = mentalese.load(model, "cpu"), mentalese.load(whole, "cpu")
     assert_same(opened.model.state_dict(), expected.model.state_dict())
     assert opened.layout == expected.layout
     assert opened.tokenizer.get_vocab() == expected.tokenizer.get_vocab()
     assert checkpoints.adapter_folder(whole).is_dir()  # training may go on from it
-    assert adapters.whole_model(folder) == whole
+    assert grow.whole_model(folder) == whole
     (folder / lora.WEIGHTS).write_bytes(b"other")
     with pytest.raises(InputError, match="is missing or has changed since it was saved"):
-        adapters.whole_model(folder)
+        grow.whole_model(folder)
 
 
 @pytest.mark.parametrize(

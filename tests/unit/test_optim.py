@@ -7,7 +7,7 @@ import torch
 
 from mentalese import OptimizerConfig
 from mentalese.errors import InputError
-from mentalese.training.optim import build_optimizer, learning_rate
+from mentalese.training.step import build_optimizer, learning_rate
 
 
 def rates(config: OptimizerConfig, total: int = 100) -> list[float]:

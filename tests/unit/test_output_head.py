@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mentalese.errors import InputError
+from mentalese.models.backbone import output_head_of
 from mentalese.models.base import as_model
-from mentalese.models.output_head import output_head_of
 
 SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}

@@ -16,8 +16,8 @@ from mentalese.data.layouts import layout_class
 from mentalese.data.split import Split
 from mentalese.errors import InputError
 from mentalese.recipe import DataConfig, OptimizerConfig, Phase, Recipe, TrainConfig
-from mentalese.training.optim import learning_rate
 from mentalese.training.plan import Plan
+from mentalese.training.step import learning_rate
 from support import BOS, EOD, EOS, MARKERS, PAD, make_split
 
 

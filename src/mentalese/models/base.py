@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, require
-from mentalese.models.backbone import attention_width, layers_of, linear_weights
-from mentalese.models.output_head import output_head_of
+from mentalese.models.backbone import attention_width, layers_of, linear_weights, output_head_of
 from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll

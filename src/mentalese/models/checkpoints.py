@@ -126,7 +126,7 @@ def model_folder(path: str | Path) -> Path:
     if (folder := packaged(path)) is not None:
         if (folder / "config.json").is_file():
             return folder
-        from mentalese.models.adapters import whole_model
+        from mentalese.models.grow import whole_model
 
         return whole_model(folder)
     inside = (Path(path).absolute().parents[1] if is_checkpoint(path) else Path(path)) / "model"

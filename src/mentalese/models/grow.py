@@ -18,15 +18,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mentalese.data.builtin import stdlib
 from mentalese.data.layouts import Packed
-from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
-from mentalese.files import check_folder_place, write_json
+from mentalese.files import RECORD, check_files, check_folder_place, read_json, sha256, write_json
 from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, config_class, context_length
-from mentalese.models.checkpoints import load_model, save_model
+from mentalese.models.checkpoints import load_model, model_to_save, save_model
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
+from mentalese.models.lora import WEIGHTS, add_adapters, load_adapter, merged_weights
 from mentalese.models.places import places
+from mentalese.packaged import cached_models
+from mentalese.recipe import Recipe
 from mentalese.recipe_files import HERE
 from mentalese.registry import families, load
 
@@ -69,6 +72,33 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     start_from(model, marked, base, deepen=True)
     save_model(out, model, marked, base=base)
     write_json(out / RECIPE, _recipe(f"{family}/{out.name}", recipe, context_length(model.config)))
+
+
+def whole_model(folder: Path) -> Path:
+    """Return the folder, in the cache, of the model that adapters and their base make together when first opened.
+
+    Args:
+        folder: adapters as `save_adapter` writes them, with a `mentalese.json` that has the recipe.
+
+    Raises:
+        InputError: files have changed, or the base cannot be opened.
+    """
+    check_files(folder)
+    out = cached_models() / f"{folder.name}-{sha256(folder / WEIGHTS)[:16]}"
+    if not out.exists():
+        about = read_json(folder / RECORD)
+        recipe = Recipe.from_dict(about["recipe"])
+        base = recipe.train.init or ""
+        require(bool(base), "train.init", base, f"the recipe in {folder} names no base; copy the folder again")
+        tokenizer = add_markers(load_pretrained_tokenizer(base), latents=recipe.layout.questions)
+        model = build_model(recipe.model, tokenizer, recipe.train.seed)
+        start_from(model, tokenizer, base)
+        add_adapters(model, tokenizer, recipe.train)
+        load_adapter(folder, model)
+        merged = model_to_save(model.config, merged_weights(model))
+        facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint")}
+        save_model(out, merged, tokenizer, adapted=model, **facts)
+    return out
 
 
 @torch.no_grad()

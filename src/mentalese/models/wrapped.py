@@ -11,11 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mentalese.errors import InputError, require
-from mentalese.models.backbone import attention_masks, attention_width, build_decoder, layers_of, linear_weights
+from mentalese.models.backbone import (
+    attention_masks,
+    attention_width,
+    build_decoder,
+    layers_of,
+    linear_weights,
+    output_head_of,
+)
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.decoder_config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
-from mentalese.models.output_head import output_head_of
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
 

@@ -19,12 +19,11 @@ from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
 from mentalese.evaluation.answers import AnswerRecord, ask
 from mentalese.files import check_page, write_json, write_text
-from mentalese.gguf import SMOLLM2, cached_models
 from mentalese.html import render
 from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
-from mentalese.packaged import PREFIX, packaged_models
+from mentalese.packaged import PREFIX, SMOLLM2, cached_models, packaged_models
 from mentalese.suite.demo_models import DEMO, DemoModel
 from mentalese.suite.judge import levels_of, scored_nats
 from mentalese.suite.tasks import task

@@ -42,7 +42,6 @@ from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory, release_free_memory
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
-from mentalese.training.optim import build_optimizer, learning_rate
 from mentalese.training.parallel import (
     Parallel,
     clip_and_scale,
@@ -65,7 +64,7 @@ from mentalese.training.run_folder import (
 )
 from mentalese.training.signals import Interrupted, stop_signals
 from mentalese.training.start import outline, start
-from mentalese.training.step import TrainStep
+from mentalese.training.step import TrainStep, build_optimizer, learning_rate
 from mentalese.training.tracking import Log, LogBuffer, Record, check_trackers, read_metrics, tracked
 from mentalese.training.validation import Validation
 

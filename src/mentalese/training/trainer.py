@@ -19,11 +19,10 @@ from mentalese.models.checkpoints import reading_tokenizer, write_about
 from mentalese.models.transformers_seam import step_trainer, use_one_gpu
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe
-from mentalese.training.optim import build_optimizer, learning_rate
 from mentalese.training.parallel import clip_and_scale
 from mentalese.training.plan import Plan, step_seed
 from mentalese.training.start import start_model
-from mentalese.training.step import TrainStep
+from mentalese.training.step import TrainStep, build_optimizer, learning_rate
 
 DECIDED = (
     "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "lr_scheduler_type",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 
 from mentalese.families.coconut.config import GATES, CoconutConfig
-from mentalese.models.output_head import output_head_of
+from mentalese.models.backbone import output_head_of
 
 
 class Coconut(nn.Module):

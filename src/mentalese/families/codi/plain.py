@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from mentalese.families.codi.config import CodiConfig
-from mentalese.models.output_head import output_head_of
+from mentalese.models.backbone import output_head_of
 
 
 class Pair(NamedTuple):

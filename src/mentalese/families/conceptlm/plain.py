@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mentalese.families.conceptlm.config import ConceptLMConfig
-from mentalese.models.output_head import output_head_of
+from mentalese.models.backbone import output_head_of
 
 
 class Reading(NamedTuple):
