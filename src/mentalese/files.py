@@ -258,14 +258,16 @@ def file_hashes(folder: Path) -> dict[str, str]:
     return {path.name: sha256(path) for path in sorted(files)}
 
 
-def check_files(folder: Path) -> None:
-    """Raise `InputError` if a file of a model or tokenizer differs from `file_hashes` in its record, if it has one."""
+def check_files(folder: Path, *, weights: bool = False) -> None:
+    """Raise `InputError` if a file of a model or tokenizer, or `weights` too, differs from its hash in the record."""
     record = folder / RECORD
-    noted = read_json(record).get("files", {}) if record.is_file() else {}
-    require(isinstance(noted, dict), f"files in {record}", noted, "use an intact copy")
-    for name, expected in noted.items():
-        if not (folder / name).is_file() or sha256(folder / name) != expected:
-            raise InputError(
-                f"{folder / name} is missing or has changed since it was saved: use an intact copy, or remove 'files' "
-                f"and {CHECKSUM!r} from {record} to keep the change"
-            )
+    facts = read_json(record) if record.is_file() else {}
+    for kind in ("files", "weights") if weights else ("files",):
+        hashes = facts.get(kind, {})
+        require(isinstance(hashes, dict), f"{kind} in {record}", hashes, "use an intact copy")
+        for name, expected in hashes.items():
+            if not (folder / name).is_file() or sha256(folder / name) != expected:
+                raise InputError(
+                    f"{folder / name} is missing or has changed since it was saved: use an intact copy, or remove "
+                    f"{kind!r} and {CHECKSUM!r} from {record} to keep the change"
+                )

@@ -33,7 +33,7 @@ class Options:
 
 def run(options: Options) -> None:
     from mentalese.files import check_files
-    from mentalese.models.checkpoints import check_weights, model_folder
+    from mentalese.models.checkpoints import model_folder
     from mentalese.models.tensor_files import is_checkpoint
     from mentalese.training.model_card import NAME
 
@@ -43,8 +43,7 @@ def run(options: Options) -> None:
     card = folder / NAME
     require((folder / "config.json").is_file(), "MODEL", path, "it contains no model, use the folder of a run or model")
     require(card.is_file(), "MODEL", path, f"it has no card, write {card} or train again")
-    check_files(folder)
-    check_weights(folder)
+    check_files(folder, weights=True)
     _check_repo(repo)
     if not options.dry_run:
         _check_index()

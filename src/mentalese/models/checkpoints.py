@@ -181,16 +181,6 @@ def saved_recipe(path: str | Path) -> Recipe | None:
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
 
 
-def check_weights(path: str | Path) -> None:
-    """Raise `InputError` if weights next to a `mentalese.json` are not the saved ones."""
-    if str(path).startswith("hub:"):
-        return
-    for file, expected in checked("weights", dict[str, str], saved_about(path).get("weights", {})).items():
-        weights = model_folder(path) / file
-        if not weights.is_file() or sha256(weights) != expected:
-            raise InputError(f"{weights} is missing or has changed since it was saved: copy it again, or train again")
-
-
 def with_fields(config: C, fields: Mapping[str, object]) -> C:
     """Return the config with other values, checked like a new one."""
     check_fields("config", type(config), checked("config", dict, fields))
@@ -216,9 +206,7 @@ def load_model(
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
     check_model(path)
     if not at_hub:
-        check_files(model_folder(path))
-    if not checkpoint:
-        check_weights(path)
+        check_files(model_folder(path), weights=not checkpoint)
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})

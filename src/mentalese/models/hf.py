@@ -89,10 +89,7 @@ class Body(nn.Module):
         return_dict: bool | None = None,
         **options: Any,
     ) -> StatesOutput | tuple[object, ...]:
-        """Return `last_hidden_state` [batch, length, hidden], from which the head predicts.
-
-        Args:
-            options: further arguments of `LatentThoughtModel.forward`, but no labels.
+        """Return `last_hidden_state` [batch, length, hidden]; `options` are those of `LatentThoughtModel.forward`.
 
         Raises:
             InputError: `forward` would raise it, or no single state of a token predicts the next one.
@@ -107,7 +104,7 @@ class Body(nn.Module):
                 "its own loss is the loss of model(input_ids, labels=labels)",
                 stacklevel=2,
             )
-        input_ids, cache, options = model.checked_call(input_ids, attention_mask, **options)
+        input_ids, cache = model.checked_call(input_ids, attention_mask, options)
         encoded = model.encode(input_ids, attention_mask, cache=cache, **options)
         return model.returned(StatesOutput(model.states(encoded), cache, encoded.hidden_states), return_dict)
 
@@ -283,8 +280,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         if output_thoughts and use_cache is None:
             use_cache = False
         options |= {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        options |= {"inputs_embeds": inputs_embeds, "cache": one_cache(cache, past_key_values)}
-        input_ids, cache, options = self.checked_call(input_ids, attention_mask, use_cache=use_cache, **options)
+        options |= {"inputs_embeds": inputs_embeds, "cache": one_cache(cache, past_key_values), "use_cache": use_cache}
+        input_ids, cache = self.checked_call(input_ids, attention_mask, options)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
         loss: Tensor | None
@@ -341,8 +338,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """Return the output of `forward`; families with further fields override it."""
         return CausalLMOutputWithThoughts(**fields)
 
-    def _cache(self, cache: object, use_cache: bool) -> ThoughtCache | None:
+    def _cache(self, cache: object, use_cache: bool | None) -> ThoughtCache | None:
         """Return the cache of a call: the one passed to it, a new one, or none."""
+        if use_cache is None:
+            use_cache = self.config.use_cache and self.limits.cache is None and not self.training
         if cache is not None and not isinstance(cache, self.cache_class):
             raise InputError(
                 f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
@@ -370,37 +369,31 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             )
 
     def checked_call(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        *,
-        position_ids: Tensor | None = None,
-        past_key_values: ThoughtCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        cache: ThoughtCache | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **options: Any,
-    ) -> tuple[Tensor, ThoughtCache | None, dict[str, Any]]:
-        """Return tokens, cache and further keywords of `encode` for arguments of `forward`; raise the same errors."""
-        if inputs_embeds is not None:
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor, ThoughtCache | None]:
+        """Return tokens and cache for arguments of `forward`, and leave in `options` the keywords of `encode`."""
+        if options.pop("inputs_embeds", None) is not None:
             raise InputError("inputs_embeds is set: this model finds its thoughts by tokens, so pass only input_ids")
+        options.pop("position_ids", None)
         input_ids = self.check_prompt(input_ids)
-        if use_cache is None:
-            use_cache = self.config.use_cache and self.limits.cache is None and not self.training
-        cache = self._cache(one_cache(cache, past_key_values), use_cache)
+        passed = one_cache(options.pop("cache", None), options.pop("past_key_values", None))
+        cache = self._cache(passed, options.pop("use_cache", None))
         check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
-        for name in options:
+        reasons = {
+            "output_attentions": "attention weights are not kept; use output_thoughts=True",
+            "output_hidden_states": self.limits.hidden_states,
+        }
+        for name, reason in reasons.items():
+            value = options.pop(name, None)
+            wanted = getattr(self.config, name) if value is None else value
+            require(not wanted or reason is None, name, wanted, str(reason))
+            if wanted:
+                options[name] = True
+        for name in options.keys() - reasons:
             if name not in self.forward_options:
                 hint = nearest(name, [*inspect.signature(self.forward).parameters, *self.forward_options])
                 raise InputError(f"{name}: {type(self).__name__}.forward has no such argument{hint}")
-        wanted = self.config.output_attentions if output_attentions is None else output_attentions
-        require(not wanted, "output_attentions", wanted, "attention weights are not kept; use output_thoughts=True")
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        reason = self.limits.hidden_states
-        require(not wanted or reason is None, "output_hidden_states", wanted, str(reason))
-        return input_ids, cache, options | ({"output_hidden_states": True} if wanted else {})
+        return input_ids, cache
 
     def returned(self, output: Out, return_dict: bool | None) -> Out | tuple[object, ...]:
         """Return the output, or a tuple of it, as `return_dict` or the config requires."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from mentalese.errors import InputError
 from mentalese.models.transformers_seam import CACHE, attention_of
@@ -127,17 +127,6 @@ def _plain(rope: dict[str, Any]) -> dict[str, object]:
     return {"rope_type": "default", **fields}
 
 
-class _Keys:
-    """A minimal cache for layers."""
-
-    def __init__(self) -> None:
-        self.held: list[Tensor] = []
-
-    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.held = [torch.cat(pair, dim=2) for pair in zip(self.held, (keys, values))] or [keys, values]
-        return self.held[0], self.held[1]
-
-
 def _try(cls: type, config: PreTrainedConfig) -> Places | str:
     """Return the places of a small decoder of this class, or the reason why they cannot be used."""
     # While a model is loaded, modules are built without memory, in another precision and without initialisation.
@@ -185,7 +174,8 @@ def _compare(body: Any, found: Places) -> None:
         mask = torch.full((1, 1, _LENGTH, _LENGTH), torch.finfo(torch.float32).min).triu(1)
     for number, layer in enumerate(layers):
         options = found.positions(body, read[number], positions, len(layers))[number]
-        at_once, keys, steps = layer(read[number], attention_mask=mask, use_cache=False, **options), _Keys(), []
+        at_once = layer(read[number], attention_mask=mask, use_cache=False, **options)
+        keys, steps = DynamicCache(), []
         for t in range(_LENGTH):
             now = found.positions(body, read[number], positions[:, t : t + 1], len(layers))[number]
             now |= {found.cache: keys, "attention_mask": None, "use_cache": True}

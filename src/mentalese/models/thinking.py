@@ -17,7 +17,7 @@ from mentalese.data.tokenizers import special_ids
 from mentalese.errors import InputError
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
-from mentalese.models.trace import ALONG_TEXT, Thought, ThoughtTrace
+from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
 from mentalese.values import checked
 
 if TYPE_CHECKING:
@@ -94,18 +94,13 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
     ids = input_ids[None].to(saved.device)
     with seeded(saved.model, 0):
         (result,) = saved.model.traces({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, **options)
-    name_tokens(result, saved.tokenizer)
+    tokens, special = result.input_ids.tolist(), special_ids(saved.tokenizer)
+    others = {token for reading in result.readings.values() for token in reading.tolist()}
+    others |= {token for thought in result.thoughts for token, _ in thought.nearest}
+    result.tokens = token_texts(tokens, saved.tokenizer)
+    result.special = [token in special for token in tokens]
+    result.vocabulary = {token: str(saved.tokenizer.decode([token])) for token in sorted(others)}
     return result
-
-
-def name_tokens(trace: ThoughtTrace, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Fill in a trace's `tokens`, `special` and `vocabulary`."""
-    ids, special = trace.input_ids.tolist(), special_ids(tokenizer)
-    others = {token for reading in trace.readings.values() for token in reading.tolist()}
-    others |= {token for thought in trace.thoughts for token, _ in thought.nearest}
-    trace.tokens = token_texts(ids, tokenizer)
-    trace.special = [token in special for token in ids]
-    trace.vocabulary = {token: str(tokenizer.decode([token])) for token in sorted(others)}
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -151,22 +146,22 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
 
     def links(name: str) -> Tensor:
         blocks = []
-        for trace, thoughts in zip(traces, thoughts_by_window):
-            numbers = [number for number, _ in thoughts]
+        for trace, numbers in zip(traces, new_thoughts):
             blocks.append(trace.links[name][numbers][:, numbers])
         return torch.block_diag(*blocks)
 
     first = traces[0]
-    thoughts_by_window = [_new_thoughts(trace, new) for trace, new in zip(traces, news)]
+    new_thoughts = [[n for n, t in enumerate(trace.thoughts) if t.end > new] for trace, new in zip(traces, news)]
+    thoughts = []
+    for trace, numbers, new, (start, _, _) in zip(traces, new_thoughts, news, windows):
+        for thought in (trace.thoughts[number] for number in numbers):
+            own = max(thought.start, new)  # without earlier tokens
+            thoughts.append(dataclasses.replace(thought, start=own + start, end=thought.end + start))
     return dataclasses.replace(
         first,
         input_ids=tensors([trace.input_ids for trace in traces]),
         scores={name: tensors([trace.scores[name] for trace in traces]) for name in first.scores},
-        thoughts=[
-            dataclasses.replace(thought, start=thought.start + start, end=thought.end + start)
-            for new_thoughts, (start, _, _) in zip(thoughts_by_window, windows)
-            for _, thought in new_thoughts
-        ],
+        thoughts=thoughts,
         links={name: links(name) for name in first.links},
         curves={
             name: torch.stack([trace.curves[name].float() for trace in traces]).mean(0)
@@ -180,15 +175,6 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
         vocabulary={token: text for trace in traces for token, text in trace.vocabulary.items()},
         windows=[*windows],
     )
-
-
-def _new_thoughts(trace: ThoughtTrace, new: int) -> list[tuple[int, Thought]]:
-    """Return the thoughts that represent tokens from `new` on, without earlier tokens, and with their numbers."""
-    return [
-        (number, dataclasses.replace(thought, start=max(thought.start, new)))
-        for number, thought in enumerate(trace.thoughts)
-        if thought.end > new
-    ]
 
 
 def _streams(traces: Sequence[ThoughtTrace], windows: Sequence[Window], news: Sequence[int]) -> dict[str, Tensor]:

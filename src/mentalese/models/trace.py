@@ -166,26 +166,16 @@ class ThoughtTrace:
         version, remedy = described.get("version"), f"this library reads {cls.VERSION}, make the trace again"
         require(version == cls.VERSION, f"the version of the trace in {folder}", version, remedy)
         tensors = load_file(folder / "trace.safetensors")
-        groups = {
-            group: {name: tensors[f"{group}.{name}"] for name in names} for group, names in described["names"].items()
-        }
-        vectors = tensors.get("thoughts", torch.empty(0))
-        thoughts = []
-        for vector, about in zip(vectors, described["thoughts"]):
+        fields = {name: described[name] for name in cls._PLAIN}
+        fields["vocabulary"] = {int(token): text for token, text in fields["vocabulary"].items()}
+        fields["windows"] = [tuple(window) for window in fields["windows"]]
+        for group, names in described["names"].items():
+            fields[group] = {name: tensors[f"{group}.{name}"] for name in names}
+        fields["thoughts"] = []
+        for vector, about in zip(tensors.get("thoughts", ()), described["thoughts"]):
             about["codes"], about["nearest"] = tuple(about["codes"]), tuple(map(tuple, about["nearest"]))
-            thoughts.append(Thought(vector, **about))
-        return cls(
-            input_ids=tensors["input_ids"],
-            thoughts=thoughts,
-            tokens=described["tokens"],
-            special=described["special"],
-            vocabulary={int(token): text for token, text in described["vocabulary"].items()},
-            model=described["model"],
-            control=described.get("control"),
-            written=described.get("written"),
-            windows=[tuple(window) for window in described.get("windows", ())],
-            **groups,
-        )
+            fields["thoughts"].append(Thought(vector, **about))
+        return cls(input_ids=tensors["input_ids"], **fields)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row per token: `token` (or its id), every score, and `thoughts`, the numbers of its thoughts."""
