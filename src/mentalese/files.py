@@ -40,11 +40,7 @@ def cache_dir() -> Path:
 
 
 def check_place(out: Path | None, name: str) -> None:
-    """Check the place of a file that will be written, which is `name` to the user.
-
-    Raises:
-        InputError: its folder is missing or cannot be written; it is a folder, or a file of a run or model.
-    """
+    """Raise `InputError` if the file `out`, the field `name`, cannot be written or belongs to a run or model."""
     if out is None:
         return
     text = str(out)
@@ -109,8 +105,7 @@ def _writing(target: Path) -> Iterator[None]:
 def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
 
-    A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes. After
-    an error nothing new stays.
+    A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes.
 
     Raises:
         InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
@@ -154,8 +149,7 @@ def temporary_name(path: Path) -> Path:
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path`, to be written; it takes its name when the block ends well.
 
-    So `path` never holds an incomplete file. A link stays, and its target is written. A device or a pipe is yielded
-    itself.
+    A link stays, and its target is written. A device or a pipe is yielded itself.
     """
     if is_special(path):
         with _writing(path):

@@ -27,10 +27,7 @@ def scored_as(of: Mapping[str, object]) -> str:
 
 
 def unanswered(figure: Mapping[str, Any]) -> str:
-    """Return the number of answers cut at the limit, and of questions not asked or left out: `, 3 unfinished`.
-
-    Results of earlier versions have no such counts.
-    """
+    """Return the numbers of answers cut at the limit, and of questions not asked or left out: `, 3 unfinished`."""
     counts = [f"{figure['unfinished']:,} unfinished"] if "unfinished" in figure else []
     if not_asked := figure.get("not_asked"):
         which = ", ".join(f"{number + 1:,}" for number in not_asked[:3]) + (", .." if len(not_asked) > 3 else "")
@@ -67,10 +64,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def by_next_token(point: JsonObject) -> JsonObject:
-    """Return a point of a learning curve with the next token's `loss`, in nats, if the model records it (`ntp`).
-
-    Other losses have different weights and units, so their curves are not comparable.
-    """
+    """Return a point of a learning curve with the next token's `loss` (`ntp`), comparable among models, if known."""
     return point | {"loss": point["ntp"]} if "ntp" in point else point
 
 

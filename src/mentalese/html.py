@@ -21,13 +21,11 @@ PALETTE = (TEMPLATES / "palette.css").read_text(encoding="utf-8")
 def render(template: str, *, script: str = "", data: object = None, **values: object) -> str:
     """Return a page as text.
 
-    Its Content-Security-Policy refuses every request and every script but `script`, which is identified by its hash
-    and reads `data` as JSON from the element `data`.
+    Its Content-Security-Policy refuses every request and every script but `script`, which is identified by its hash and
+    reads `data` as JSON from the element `data`.
 
     Args:
         template: a file of `TEMPLATES` that extends `page.html.j2`.
-        script: JavaScript that runs when the body is there.
-        data: a value for JSON.
         values: variables of the template; text in them is escaped.
     """
     policy = ["default-src 'none'", "style-src 'unsafe-inline'", "base-uri 'none'", "form-action 'none'"]
@@ -68,10 +66,6 @@ def _engine() -> Environment:
 
 
 def as_json(content: object) -> str:
-    """Return JSON that can stand inside a `<script>` element: no character of it ends the element or a comment.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON does not have.
-    """
+    """Return JSON without characters that end a `<script>` element or a comment; raise `ValueError` for NaN."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))  # ASCII, so U+2028 and its like are escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

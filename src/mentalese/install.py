@@ -15,12 +15,7 @@ PUBLISHED = False
 
 
 def install_command(extra: str = "", *, models: bool = False) -> str:
-    """Return the command that installs the package.
-
-    Args:
-        extra: an optional dependency of `pyproject.toml`, such as `tasks`.
-        models: return the command for the package of trained models.
-    """
+    """Return the command that installs the package with an extra of `pyproject.toml`, or the package of models."""
     name = "mentalese-models" if models else f"mentalese[{extra}]" if extra else "mentalese"
     if PUBLISHED:
         return f"pip install '{name}'" if extra else f"pip install {name}"
@@ -30,10 +25,8 @@ def install_command(extra: str = "", *, models: bool = False) -> str:
 def owner_on_index(name: str) -> str | None:
     """Return `OURS`, or the addresses that the project of this name on pip's index gives; `None` without a project.
 
-    It is a check against mistakes: a stranger can copy an address. No code of the project runs.
-
-    Raises:
-        LookupError: the index cannot be reached, or pip is not installed.
+    It is a check against mistakes: a stranger can copy an address. No code of the project runs. Raise `LookupError` if
+    the index cannot be reached.
     """
     metadata = _metadata_on_index(name)
     if metadata is None:

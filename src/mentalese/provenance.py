@@ -26,8 +26,7 @@ from mentalese.registry import recipes
 def commit() -> str | None:
     """Return the commit this library runs from, with `+changes` if its tree is not clean; `None` outside a checkout.
 
-    A repository that only contains the installed package (a project with its environment inside) does not count: it
-    must track the package's source.
+    A repository that only contains the installed package does not count: it must track the package's source.
     """
     here = Path(__file__).parent
 
@@ -50,10 +49,7 @@ def command() -> str:
 
 
 def train_command(recipe: Recipe, out: Path) -> str | None:
-    """Return the command line that trains only `recipe`, into `out`.
-
-    `None` if there is none: the recipe is not registered, or differs from the registered one in more than settings.
-    """
+    """Return the command that trains only `recipe`, into `out`; `None` if it is not a registered one with settings."""
     registered = recipes().get(recipe.name)
     if registered is None:
         return None

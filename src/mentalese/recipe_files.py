@@ -127,13 +127,11 @@ def change(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """Return the recipe with other values.
 
     Args:
-        changes: field -> value; of a section field name -> value. A model of another type replaces the recipe's, and so
-            does a length of the run, and a layout of another kind; another source is read as it is, unless `changes`
-            say how.
+        changes: field -> value; of a section field name -> value. A model of another type, a length of the run or a
+            layout of another kind replaces the recipe's; another source is read as it is, unless `changes` state how.
 
     Raises:
-        InputError: a field does not exist, a value is of another type or out of range, or a prepared store is to have
-            another tokenizer.
+        InputError: a field that does not exist, a wrong value, or another tokenizer for a prepared store.
     """
     fields: dict[str, object] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     old = sections(recipe)
@@ -195,10 +193,8 @@ def _model(new: Mapping[str, object], old: Mapping[str, object], place: str) -> 
 def override(recipe: Recipe, *settings: str) -> Recipe:
     """Return the recipe with other values: `override(recipe, "optimizer.learning_rate=1e-3", "train.steps=100")`.
 
-    A setting is `section.field=value`; `none` or `null` is not a value, and commas make a list.
-
-    Raises:
-        InputError: a field does not exist, or a value is of another type or out of range.
+    A setting is `section.field=value`; `none` or `null` is not a value, and commas make a list. Raise `InputError` for
+    an unknown field or a wrong value.
     """
     changes: JsonObject = {}
     for setting in settings:

@@ -86,10 +86,7 @@ class Family:
     tested: dict[str, Tested] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Register the config classes with transformers, and import the layouts, which adds them to `KINDS`.
-
-        `mentalese.models.config` registers model classes.
-        """
+        """Register the config classes with transformers, and import the layouts, which adds them to `KINDS`."""
         from transformers import AutoConfig
 
         for model_type, (config, model) in self.classes.items():

@@ -93,11 +93,7 @@ def checked_dataclass(section: str) -> Callable[[type[T]], type[T]]:
 
 
 def checked(name: str, hint: Any, value: object, *, parse: bool = False) -> Any:
-    """Return a value of this type, or a checked dataclass of fields; raise `InputError` that names a wrong one.
-
-    Args:
-        parse: the value is from a file or a command line, where numbers may be text.
-    """
+    """Return a value of this type, parsed from text if `parse`; raise `InputError` that names what is wrong."""
     cls = hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
     try:
         if isinstance(value, str):

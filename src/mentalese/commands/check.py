@@ -81,11 +81,7 @@ def run(options: Options) -> None:
 
 
 def _find(name: str) -> tuple[dict[str, Family], Path | None]:
-    """Return families by the module that declares each (a registered one by its name), and the folder of the modules.
-
-    Raises:
-        InputError: the family does not exist, or its module does not declare it.
-    """
+    """Return families by their modules, and the folder of these; raise `InputError` if there are none."""
     if name in families():
         return {name: families()[name]}, None
     modules, root = _modules(Path(name).expanduser().resolve())

@@ -55,11 +55,7 @@ class Measurement:
         raise NotImplementedError(f"{type(self).__name__} needs measure")
 
     def open(self) -> Saved:
-        """Return the model of the command.
-
-        Raises:
-            InputError: errors of `load`, fast steps for a model without them, or a result that could not be written.
-        """
+        """Return the model; raise `InputError` if it or `out` cannot be opened, or it has no fast steps."""
         check_place(self.out, "--out")
         fields = config_fields(self.config)
         from mentalese.models.saved import load
@@ -205,10 +201,7 @@ def text_read(result: Result) -> str:
 
 
 def metric_rows(results: Result, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield all numbers in results with their names, `normal.margin.mean`, and their standard errors if they have some.
-
-    Subsets are only in the file; of a protocol only the estimator is shown, unless it is `exact`.
-    """
+    """Yield the names of all numbers but subsets (`normal.margin.mean`), and the numbers with their standard errors."""
     for name, value in results.items():
         if name == "protocol" and value.get("estimator", "exact") != "exact":
             yield f"{prefix}estimator", value["estimator"]

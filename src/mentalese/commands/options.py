@@ -49,12 +49,7 @@ def find_command(name: str) -> tuple[ModuleType, Any]:
 
 
 def read_options(options: type[T], words: Sequence[str], command: str) -> T:
-    """Return the options of a command.
-
-    Raises:
-        InputError: a value is out of range.
-        SystemExit: the words contain --help or an error; tyro has printed the text.
-    """
+    """Return the options of a command; raise `InputError` for a range, `SystemExit` for --help and unknown options."""
     return _read(options, (), words, command)[0]
 
 
@@ -67,7 +62,7 @@ def read_all(words: Sequence[str]) -> None:
 def _read(options: type[T], more: Sequence[_Field], words: Sequence[str], command: str) -> tuple[T, Any]:
     """Return the options of a command, and an object that has the values of more fields, each a dataclass.
 
-    tyro fills in a class that checks no ranges, so that errors about these are `InputError` like all others.
+    tyro fills in a class that checks no ranges: errors about these are `InputError` like all others.
     """
     unchecked = {"__post_init__": lambda _: None, "__doc__": options.__doc__}
     arguments: Any = dataclasses.make_dataclass(
@@ -92,12 +87,7 @@ def names_before_options(words: Sequence[str]) -> list[str]:
 
 
 def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
-    """Return the recipe changed by options and settings, and the command's own options.
-
-    Raises:
-        InputError: a setting or a value that the recipe refuses.
-        SystemExit: the words contain --help or an error; tyro has printed the text.
-    """
+    """Return the recipe changed by options and settings, and the command's options; raise as `read_options` does."""
     parts = {"model": _model_options(recipe.model, "model")}
     for name, section in sections(recipe).items():
         docs, hints = field_docs(type(section)), section_fields(type(section))

@@ -28,15 +28,12 @@ def attention_masks(
 ) -> Any:
     """Return the `attention_mask` of a decoder, with windows that count a row's tokens instead of columns.
 
-    The mask is one of pairs if the decoder takes such masks: transformers waits for a GPU to know whether a mask of
-    columns has padding.
+    It is one of pairs if the decoder takes such masks: transformers waits for a GPU to search a mask of columns.
 
     Args:
-        config: the decoder's config; of a type in `WINDOWED` if it has windows.
         mask: bool [B, m], true at columns that hold tokens.
         positions: int64 [B, m], the position of each token in its row.
         start: the first column that is read now; earlier columns lie in the cache.
-        dtype: type of the hidden states.
         end: the first of the columns that are still empty; `None`: there are none.
 
     Returns:
@@ -69,11 +66,8 @@ def attention_masks(
 def build_decoder(where: str, config: PreTrainedConfig, attn_implementation: str | None = None) -> PreTrainedModel:
     """Return a decoder that reads `inputs_embeds`.
 
-    Args:
-        attn_implementation: implementation of attention; `None`: transformers' choice for this decoder.
-
     Raises:
-        InputError: the decoder is or does something else, or does not have this implementation.
+        InputError: the decoder is or does something else, or lacks this implementation of attention.
     """
     from transformers import AutoModelForCausalLM
 
@@ -108,10 +102,7 @@ def linear_weights(model: nn.Module) -> int:
 
 
 def _experts(block: nn.Module) -> int:
-    """Count the weights that multiply a token in a block of experts and in its router; return 0 for any other module.
-
-    The weights of the experts are one tensor [experts, out, in].
-    """
+    """Count the weights, of experts [experts, out, in] and router, that multiply a token; 0 for any other module."""
     experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
     if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
         return 0
@@ -136,9 +127,8 @@ _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def output_head_of(decoder: PreTrainedModel) -> nn.Module:
     """Return the map from last hidden states [.., hidden] to logits [.., vocabulary]; its weights are the decoder's.
 
-    Losses that read the output embedding as one matrix (`nn.loss`) would be silently wrong for decoders that cap their
-    logits (Gemma 2), scale them (Cohere, Granite) or the like. No list of such decoders would stay complete, so the
-    decoder's own `forward` is called, without its layers.
+    A loss that reads the output embedding as one matrix would be wrong for decoders that cap logits (Gemma 2), scale
+    them (Cohere, Granite) or the like, and no list of them stays complete: `decoder.forward` is called, without layers.
 
     Raises:
         InputError: the decoder has no output embedding, or it lies inside another module.

@@ -179,12 +179,7 @@ class LanguageModel(_Module):
         """Update parts that learn without a gradient, after each optimiser step, or each `forward` with labels."""
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the weighted mean cross-entropy of labels [batch, length] in nats, and the sum of the weights.
-
-        Args:
-            hidden: [batch, length, hidden], final hidden states.
-            weights: [batch, length]; `None`: all 1.
-        """
+        """Return the mean cross-entropy in nats of labels [batch, length] under `weights` like them, and their sum."""
         labels = labels[:, 1:].reshape(-1)
         weights = None if weights is None else weights[:, 1:].reshape(-1)
         counted = (labels != IGNORED).to(torch.float32)
@@ -213,10 +208,7 @@ class LanguageModel(_Module):
         return {}
 
     def continuation_scoring(self) -> dict[str, str]:
-        """Return keywords of `token_nll` for labels that follow a known text, such as choices after a question.
-
-        No label may be read before it is scored.
-        """
+        """Return keywords of `token_nll` for choices after a known text, each read only after it is scored."""
         return {}
 
     def continuation_inputs(self, batch: Batch) -> dict[str, Tensor]:
@@ -230,13 +222,10 @@ class LanguageModel(_Module):
 
     @torch.no_grad()
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
-        """Return a trace per row of a text, with the contents that a model without thoughts has: `text_traces`.
+        """Return a trace per row of a batch, with the contents that a model without thoughts has: `text_traces`.
 
-        The only score of a model that reads in both directions is `surprisal`, which is then `token_nll`.
-
-        Args:
-            batch: `input_ids`, and `attention_mask` if rows are padded.
-            options: options of the thoughts, for models that have some; others are refused.
+        The only score of a model that reads in both directions is `surprisal`, which is then `token_nll`. Models with
+        thoughts take `options`; others refuse them.
         """
         self._check_options(options, ())
         ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -338,11 +327,7 @@ def _restored(kind: Any) -> DecoderLM:
 
 
 def as_model(model: PreTrainedModel) -> LanguageModel:
-    """Give a causal LM of transformers the interface, in place; it remains an instance of its class.
-
-    Raises:
-        InputError: the model has no output embedding next to its layers.
-    """
+    """Give a causal LM of transformers the interface, in place; raise `InputError` if it has no output embedding."""
     if not isinstance(model, LanguageModel):
         output_head_of(model)
         kind: Any = type(model)

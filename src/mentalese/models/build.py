@@ -32,11 +32,7 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
 
 
 def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """Return a model's config from a recipe's `model` section; the tokenizer fills in vocabulary and special tokens.
-
-    Raises:
-        InputError: an unknown field, a value of the wrong type or out of range.
-    """
+    """Return the config in a recipe's `model` section, with special tokens; raise `InputError` for a wrong field."""
     values = dict(fields)
     cls = config_class(values.pop("model_type"))
     check_fields("model", cls, values)
@@ -58,11 +54,7 @@ def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrain
 
 
 def build_model(fields: Fields, tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:
-    """Return a freshly initialised model; the same seed yields the same weights.
-
-    Raises:
-        InputError: `build_config` raises it, or the model's class refuses the sizes.
-    """
+    """Return a freshly initialised model; raise `InputError` if its config or its class refuses the fields."""
     config = build_config(fields, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

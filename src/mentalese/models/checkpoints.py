@@ -70,13 +70,10 @@ def save_model(
     """Write a checkpoint that `from_pretrained` opens, a tokenizer that reads as the model, and `mentalese.json`.
 
     Args:
-        folder: replaced as a whole if it exists.
+        folder: replaced as a whole if it exists; if it cannot be written, its previous content stays.
         adapted: the model with the adapters that are merged into `model`; the adapters are also saved separately.
         card: the content of `README.md`.
         about: JSON-ready facts about the weights (the recipe, the step).
-
-    Raises:
-        InputError: the disk is full or the folder cannot be written; its previous content stays.
     """
     with whole_folder(folder, replace=True) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -107,10 +104,7 @@ def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[st
 def reading_tokenizer(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, about: JsonObject
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer by which `load` would read texts for this model.
-
-    It carries `about`, so that a model that transformers saves again is still read as in training.
-    """
+    """Return the tokenizer by which `load` would read texts for this model; it carries `about` if it is saved again."""
     layout: Layout = as_is(model.config)
     data = DataConfig()
     if "recipe" in about:

@@ -37,13 +37,9 @@ _SIZES |= {"intermediate_size", "n_inner"}
 def check_fields(where: str, cls: type[PreTrainedConfig], values: Mapping[str, object]) -> None:
     """Check names and numbers of a config before it is made: transformers checks only a few.
 
-    Args:
-        where: the section that contains the fields, for messages.
-        values: fields of `cls`, under any of their names.
-
     Raises:
-        InputError: an unknown field, a size below 1, more layers than `MOST_TENSORS`, or a number below 0 whose default
-            is not.
+        InputError: an unknown field of the section `where`, a size below 1, too many layers, or a number below 0 whose
+            default is not.
     """
     names = cls.__dataclass_fields__.keys() | cls.attribute_map
     for name in values:
@@ -63,10 +59,7 @@ def check_fields(where: str, cls: type[PreTrainedConfig], values: Mapping[str, o
 
 
 def register_model(config_class: type[PreTrainedConfig]) -> None:
-    """Register the model class that a family declares for a config class, by transformers' public `register`.
-
-    A model class takes long to import: it is registered when a config of its type is made, never needed before.
-    """
+    """Register the class that a family declares for a config class, once it is needed: its import takes long."""
     if reference := MODELS.get(config_class.model_type):
         from mentalese.models.transformers_seam import name_for_trainer
 
@@ -126,9 +119,8 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return a config, as `PreTrainedConfig.from_dict` does.
 
-        Fields that other tools have written into a saved config (`auto_map`, `quantization_config`) stay in it; a
-        misspelt field is refused in the constructor. Fields among the keywords (`from_pretrained(path,
-        thought_control="removed")`) are checked as in the constructor.
+        Fields that other tools have written into a saved config (`auto_map`, `quantization_config`) stay in it. Fields
+        as keywords (`from_pretrained(path, thought_control="removed")`) are checked as in the constructor.
 
         Raises:
             InputError: a field of an earlier version with a value that this one does not have.

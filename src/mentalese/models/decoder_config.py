@@ -15,10 +15,7 @@ from mentalese.recipe import Fields
 
 
 def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
-    """Return the Hugging Face config of a decoder from its `model_type` and fields.
-
-    Args:
-        where: the field that contains them, for messages.
+    """Return the Hugging Face config of a decoder from its `model_type` and fields, which the field `where` contains.
 
     Raises:
         InputError: the type is not a causal LM or is this library's, a field is unknown, or a value is refused.

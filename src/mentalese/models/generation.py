@@ -138,11 +138,7 @@ def _options(saved: Saved, max_new_tokens: int, asked: dict[str, object]) -> dic
 
 
 def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, object]:
-    """Return keywords of `generate`: the padding, and every end of a text that the model or its tokenizer has.
-
-    Args:
-        special: ids of `Layout.special_ids`.
-    """
+    """Return keywords of `generate`: the padding, and every end of a text in the model and in `Layout.special_ids`."""
     return {
         "pad_token_id": special["pad_token_id"],
         "eos_token_id": sorted({*ends(model), special["eos_token_id"]}),

@@ -75,14 +75,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
 
 
 def whole_model(folder: Path) -> Path:
-    """Return the folder, in the cache, of the model that adapters and their base make together when first opened.
-
-    Args:
-        folder: adapters as `save_adapter` writes them, with a `mentalese.json` that has the recipe.
-
-    Raises:
-        InputError: files have changed, or the base cannot be opened.
-    """
+    """Return the folder, in the cache, of the model that the adapters in `folder` and their base make together."""
     check_files(folder)
     out = cached_models() / f"{folder.name}-{sha256(folder / WEIGHTS)[:16]}"
     if not out.exists():
@@ -103,10 +96,7 @@ def whole_model(folder: Path) -> Path:
 
 @torch.no_grad()
 def difference(base: str, grown: Path) -> float:
-    """Return the largest difference of a grown model's log-probabilities from its base's, in nats, on an English text.
-
-    Only tokens of the base count: a few markers share their probability.
-    """
+    """Return the largest difference of log-probabilities of the base's tokens, in nats, on an English text."""
     (first, tokenizer), (second, _) = load_model(base), load_model(grown)
     ids = torch.tensor([tokenizer(stdlib()[0].text, add_special_tokens=False)["input_ids"][:_TOKENS]])
     logits = [model.float()(ids).logits[..., : len(tokenizer)] for model in (first, second)]  # a base may be bfloat16
@@ -203,8 +193,7 @@ def _other_base(path: str, name: str, there: object, here: object) -> InputError
 def _deepen(base: PreTrainedModel, layers: int) -> None:
     """Give a trained decoder this many layers, in place: copies of its first layers after the first one.
 
-    ConceptLM's parameter-matched 8B begins like this (section 4.3). The paper does not state where the copies are; its
-    release has them in the place of the concept layers.
+    ConceptLM's parameter-matched 8B begins like this (section 4.3); the copies are where its release has them.
     """
     name = places("model", base).layers
     layers_before = getattr(base.base_model, name)
@@ -229,10 +218,7 @@ _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 def _read_by(config: PreTrainedConfig) -> dict[str, object]:
-    """Return the config's fields that decide how weights of equal sizes are read.
-
-    For this library's models without a decoder inside, these are only the heads and rotary positions.
-    """
+    """Return the fields that decide how weights of equal sizes are read; of own models heads and rotary positions."""
     if isinstance(config, LatentThoughtConfig):
         names = ["num_attention_heads", "rope_parameters"]
     else:

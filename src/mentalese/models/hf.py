@@ -89,7 +89,7 @@ class Body(nn.Module):
         return_dict: bool | None = None,
         **options: Any,
     ) -> StatesOutput | tuple[object, ...]:
-        """Return `last_hidden_state` [batch, length, hidden]; `options` are those of `LatentThoughtModel.forward`.
+        """Return `last_hidden_state` [batch, length, hidden]; `LatentThoughtModel.forward` has the options.
 
         Raises:
             InputError: `forward` would raise it, or no single state of a token predicts the next one.
@@ -452,11 +452,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
 
     @staticmethod
     def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
-        """Return bool [batch, length], true at tokens of this call that are not padding.
-
-        Raises:
-            InputError: a mask of another width, or a cache without room for the tokens.
-        """
+        """Return bool [batch, length], true at this call's tokens; raise `InputError` for a mask that does not fit."""
         if cache is not None:
             cache.check_room(input_ids.shape[1])
         if attention_mask is None:

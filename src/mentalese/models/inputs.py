@@ -14,11 +14,8 @@ from mentalese.nn.loss import IGNORED
 def check_tokens(input_ids: object, model: TypedModel) -> Tensor:
     """Return token ids [batch, length] as int64.
 
-    Args:
-        model: the model that reads the tokens: each is a row of its embedding, or its mask.
-
     Raises:
-        InputError: not a tensor of integers, a wrong shape, no tokens, or ids out of range.
+        InputError: not a tensor of integers, a wrong shape, no tokens, or ids that the model's embedding does not have.
     """
     ids = _integers("input_ids", input_ids, "pass token ids [batch, length]")
     if ids.ndim != 2 or not ids.numel():
@@ -30,12 +27,7 @@ def check_tokens(input_ids: object, model: TypedModel) -> Tensor:
 
 
 def check_mask(attention_mask: object, input_ids: Tensor, seen: int) -> None:
-    """Check the mask of a call with `seen` tokens before it in a cache.
-
-    Raises:
-        InputError: not a tensor of integers or truth values, not of the shape [batch, all tokens so far], or values
-            other than 0 and 1.
-    """
+    """Raise `InputError` for a mask that is not of 0 and 1, of the shape [batch, `seen` tokens in a cache + length]."""
     if attention_mask is None:
         return
     if isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:
@@ -57,15 +49,7 @@ def check_width(attention_mask: Tensor, width: int) -> None:
 
 
 def check_labels(labels: object, input_ids: Tensor, vocabulary: int) -> Tensor | None:
-    """Return labels [batch, length] as int64.
-
-    Args:
-        vocabulary: number of tokens that the head predicts.
-
-    Raises:
-        InputError: not a tensor of integers, not of the shape of the tokens, or values that are neither a token nor
-            -100.
-    """
+    """Return labels [batch, length] as int64; raise `InputError` if they are neither tokens of the head nor -100."""
     if labels is None:
         return None
     ids = _integers("labels", labels, f"pass token ids [batch, length], {IGNORED} where there is none")

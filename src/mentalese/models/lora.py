@@ -56,12 +56,9 @@ def adapt_by_default(model_type: str, names: Sequence[str]) -> None:
 
 
 def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train: TrainConfig) -> None:
-    """Add adapters to a model in place, and freeze all other weights; do nothing if `train.lora_rank` is `None`.
+    """Add adapters to a model in place, without effect before training, and freeze all other weights.
 
-    Before training, the model computes the same as without adapters.
-
-    Raises:
-        InputError: PEFT is not installed or too old, or the decoder does not have a target.
+    It does nothing if `train.lora_rank` is `None`, and raises `InputError` without PEFT or for an unknown target.
     """
     if train.lora_rank is None:
         return
@@ -160,9 +157,7 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
 
 
 def load_adapter(folder: Path, model: LanguageModel) -> None:
-    """Set a model's adapters to those that `save_adapter` wrote, of this family or another with the same decoder.
-
-    Parts that a family adds are set if both have them.
+    """Set a model's adapters to those that `save_adapter` wrote, and the family's own parts if both have them.
 
     Raises:
         InputError: rank, scale, targets or markers differ, or the adapters belong to another decoder.

@@ -50,11 +50,7 @@ class Places:
 
 
 def places(where: str, decoder: nn.Module) -> Places:
-    """Return the places of a decoder's layers; `where` is the field that contains it, for messages.
-
-    Raises:
-        InputError: the places are not found, or layers compute something else when called by themselves.
-    """
+    """Return the places of a decoder's layers; raise `InputError` about the field `where` if they are not usable."""
     body: Any = decoder.base_model
     small = _small(body.config)
     key = f"{type(decoder).__name__} {attention_of(small)} " + small.to_json_string(use_diff=False)
@@ -150,10 +146,7 @@ def _try(cls: type, config: PreTrainedConfig) -> Places | str:
 
 
 def _compare(body: Any, found: Places) -> None:
-    """Raise `LookupError` unless a keyword reaches the layers and each one by itself computes the same as in the body.
-
-    A layer is called on a whole text and step by step.
-    """
+    """Raise `LookupError` unless each layer by itself, at once and in steps, computes the same as in the body."""
     layers, ids = getattr(body, found.layers), torch.arange(_LENGTH)[None]
     read: list[Tensor] = []
     reached: list[object] = []

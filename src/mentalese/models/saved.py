@@ -96,29 +96,17 @@ class Saved:
     # -- the same model with other settings ----------------------------------------------------------------------------
 
     def at(self, stage: int | None = None, latents: int | None = None) -> Saved:
-        """Return the model for another stage, or with another number of latents; `None` changes nothing.
-
-        Raises:
-            InputError: the layout has neither.
-        """
+        """Return the model for another stage or number of latents; raise `InputError` if its layout has neither."""
         return dataclasses.replace(self, layout=self.layout.at(stage, latents))
 
     def scored_by(self, **protocol: Any) -> Saved:
-        """Return the model with other fields of its protocol, see `EvaluationConfig`.
-
-        Raises:
-            InputError: there is no such field, or the layout does not have such a protocol.
-        """
+        """Return the model with other fields of its protocol, `EvaluationConfig`; raise `InputError` for wrong ones."""
         evaluation = dataclasses.replace(self.evaluation, **protocol)
         self.layout.check_evaluation(evaluation)
         return dataclasses.replace(self, evaluation=evaluation)
 
     def without_chat(self) -> Saved:
-        """Return the model that continues prompts as they are, without the tokenizer's chat template.
-
-        Raises:
-            InputError: its prompts are not messages anyway.
-        """
+        """Return the model that continues prompts as they are, without its chat template, which it must have."""
         if not self.chat:
             raise InputError(f"raw is True, and prompts of {self.path} are not laid out by a chat template: remove it")
         return dataclasses.replace(self, chat=False)
@@ -155,11 +143,7 @@ class Saved:
             return False
 
     def compile(self, **options: Any) -> Saved:
-        """Compile the model's layers, in place, for generation and scores; the first calls take up to minutes.
-
-        Args:
-            options: of `torch.compile`, such as `mode`.
-        """
+        """Compile the model's layers, in place, by `torch.compile(**options)`; the first calls take up to minutes."""
         if not self.model.compile_parts(**options):
             raise InputError(f"{type(self.model).__name__} has no compiled_parts: write that method, or do not compile")
         return self
@@ -188,10 +172,7 @@ class Saved:
         return generation.generate_text(self, _listed(texts), max_new_tokens=max_new_tokens, **options)
 
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
-        """Yield the continuation of one text, piece by piece; closing the iterator stops the model.
-
-        Takes and raises what `generate` does; beams cannot be streamed.
-        """
+        """Yield the continuation of one text, as `generate` without beams; closing the iterator stops the model."""
         return generation.stream_text(self, checked("text", str, text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:
@@ -221,9 +202,8 @@ class Saved:
             options: `max_new_tokens` of an answer, and options of the model itself (`fast_steps`).
 
         Raises:
-            InputError: a question that leaves no room for its answer in the model's context, `max_new_tokens` for a
-                model that does not answer questions, or an unknown option. A longer text is read in the windows in
-                which it is scored.
+            InputError: a question that leaves no room for its answer in the context, `max_new_tokens` for a model that
+                does not answer questions, or an unknown option.
         """
         if "max_new_tokens" in options and not self.answers:
             raise InputError(
@@ -233,11 +213,7 @@ class Saved:
         return thinking.think(self, checked("text", str, text), **options)
 
     def trace(self, input_ids: Tensor, **options: object) -> ThoughtTrace:
-        """Return the trace of these tokens [length].
-
-        Raises:
-            InputError: not token ids of the model in one dimension, or an unknown option.
-        """
+        """Return the trace of token ids [length]; raise `InputError` for other tensors and unknown options."""
         shape = list(getattr(input_ids, "shape", ()))
         require(len(shape) == 1, "the shape of input_ids", shape, "pass a tensor of token ids [length]")
         return thinking.trace(self, check_tokens(input_ids[None], self.model)[0], **options)
@@ -323,11 +299,7 @@ def load(
 
 
 def _reading(path: str, model: LanguageModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig]:
-    """Return the layout and the sentences of a model without a recipe.
-
-    Raises:
-        InputError: the model reads sentences or latents, and their places in a text are unknown.
-    """
+    """Return the layout and sentences of a model without a recipe; raise `InputError` if it needs them and has none."""
     if (reading := saved_reading(tokenizer)) is not None:
         return reading
     if not saved_about(path):

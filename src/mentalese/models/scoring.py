@@ -85,10 +85,7 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte, comparable across tokenizers; ends of sentences and of the text do not count.
-
-        `None` if the tokens lost information.
-        """
+        """Bits per byte without ends, comparable across tokenizers; `None` if the tokens lost information."""
         return self.nll / math.log(2) / self.bytes if self.lost is None else None
 
 
@@ -180,10 +177,7 @@ def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarra
 def _scored(
     saved: Saved, split: Split, show: bool, before_batch: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[Batch, Tensor, dict[str, Tensor]]]:
-    """Yield every evaluation batch with the scored labels and their nats by part.
-
-    Nats are float64 [rows, length], on the CPU, 0 without a label.
-    """
+    """Yield each batch with its scored labels and their nats by part, float64 [rows, length], 0 without a label."""
     require(isinstance(split, Split), "split", split, "pass what Saved.split(name) returns")
     model, evaluation, estimator = saved.model, saved.evaluation, saved.estimator
     documents = evaluation.chosen(len(split.document_bytes))

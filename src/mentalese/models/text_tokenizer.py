@@ -61,7 +61,6 @@ def text_tokenizer(
 
     Args:
         mask_token_id: the mask's id, for models that fill in `<|mask|>`.
-        model_max_length: the most tokens that the model reads; `None`: any number.
         about: facts about the model that are saved with the tokenizer, JSON-ready.
 
     Raises:

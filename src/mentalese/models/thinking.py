@@ -37,16 +37,7 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
 
     For models trained on questions, the text is the question, followed by the latents of `layout`, and the greedy
     answer is traced too. A text longer than the model's context is read in windows, as in scoring: each repeats tokens
-    of the window before it as context, and a token's part of the trace comes from its window. Models of sentences read
-    a text of any length at once.
-
-    Args:
-        max_new_tokens: length of an answer; `None`: as in the protocol.
-        options: options of the model's thoughts: `fast_steps` if they are inferred.
-
-    Raises:
-        InputError: an empty text, a question that leaves no room for its answer in the model's context, or an unknown
-            option.
+    of the window before it as context. See `Saved.think` for options and errors.
     """
     layout, model = saved.layout, saved.model
     limit = saved.evaluation.answer_tokens
@@ -104,10 +95,7 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token; joined, they are the whole text.
-
-    If several tokens form one character, the first one has it; a character that a marker interrupts is broken.
-    """
+    """Return the text of each token; joined, they are the whole text. Of one character the first token has it all."""
     texts: list[str] = []
     read: Callable[..., Any] = tokenizer.decode
     start, special = 0, special_ids(tokenizer)
@@ -126,15 +114,9 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 
 
 def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:
-    """Return the trace of a text from the traces of its windows.
+    """Return the trace of a text from the traces of its windows, each of which contributes its new tokens.
 
-    Each window contributes its new tokens: their numbers, the thoughts that represent them, links between these
-    thoughts, and streams. A curve is the mean over windows.
-
-    Args:
-        traces: one per window, in the order of the text.
-        windows: see `ThoughtTrace.windows`.
-        through: names of curves that follow the text; they are left out, because a window repeats its context.
+    A curve is the mean over windows; curves that follow the text (`through`) are left out, as windows repeat context.
     """
     news = [0, *(first - start for start, first, _ in windows[1:])]  # the first new token of each window
 

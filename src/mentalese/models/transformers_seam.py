@@ -139,13 +139,7 @@ class OwnCacheGenerationMixin(GenerationMixin):  # transformers tests for this e
                 setattr(cls, private, getattr(cls, name))
 
     def cache_for_generation(self, settings: GenerationConfig, cache: Any, max_tokens: int) -> Cache | None:
-        """Return the cache of a call of `generate`, or `None` for none.
-
-        Args:
-            settings: the `GenerationConfig` of the call.
-            cache: the cache that was passed to the call.
-            max_tokens: the most tokens that the cache will contain.
-        """
+        """Return the cache of `generate` with these settings, for at most `max_tokens` tokens; `None`: no cache."""
         raise NotImplementedError(f"{type(self).__name__} needs cache_for_generation")
 
     def _prepare_cache_for_generation(
@@ -187,11 +181,7 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
         super()._initialize_weights(module, *(() if self.initializes_containers else options))
 
     def set_checkpointing(self, enable: bool, run: Callable[..., object], every_n_layers: int) -> None:
-        """Turn gradient checkpointing on or off.
-
-        Args:
-            run: the function that runs a layer and reruns it in the backward pass.
-        """
+        """Turn gradient checkpointing on or off; `run` calls a layer, and again in the backward pass."""
         super()._set_gradient_checkpointing(enable, run, every_n_layers)
 
     def _set_gradient_checkpointing(
@@ -235,10 +225,7 @@ def name_for_trainer(model_type: str, model: type) -> None:
 
 
 def step_trainer() -> type[Trainer]:
-    """Return `transformers.Trainer` with a hook for the module that is wrapped in place of the model.
-
-    It is made on demand: importing `Trainer` takes as long as importing everything else.
-    """
+    """Return `Trainer` with a hook for the module that is wrapped in place of the model; its import takes long."""
     from transformers import Trainer
 
     class StepTrainer(Trainer):

@@ -89,11 +89,7 @@ class WrappedDecoder(LatentThoughtModel[E]):
         return self.config.max_position_embeddings if [*tables] else None
 
     def check_length(self, mask: Tensor | None, columns: int) -> None:
-        """Refuse rows of more tokens than the backbone has positions for.
-
-        Args:
-            mask: bool [B, columns], all tokens so far; `None` if there is no padding.
-        """
+        """Raise `InputError` for a row of more tokens (mask [B, columns]) than the backbone has positions for."""
         if self._positions is None or columns <= self._positions:
             return
         longest = columns if mask is None else int(mask.sum(1).max())

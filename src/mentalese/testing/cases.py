@@ -102,10 +102,9 @@ def write_corpus(folder: Path) -> Path:
 
 
 def enlarged(model: Any) -> float:
-    """Return the factor by which weights are multiplied to have a standard deviation of 0.06.
+    """Return the factor for weights of a standard deviation of 0.06.
 
-    A freshly initialised tied model repeats one token, and larger weights distinguish caches. Much larger weights would
-    distinguish rounding errors too.
+    Smaller ones repeat one token and do not distinguish caches; larger ones distinguish rounding errors.
     """
     return 0.06 / (getattr(model.config, "initializer_range", None) or 0.02)
 

@@ -81,10 +81,7 @@ def rotary_flops(counter: FlopCounterMode) -> int:
 
 
 def launch(recipe: Recipe, out: Path, processes: int = 1) -> BaseProcess:
-    """Start or resume a run, in one process or in ranks; its output and pids lie beside `out`.
-
-    Processes are forks of a server that has imported everything, which takes longer than a small run.
-    """
+    """Start or resume a run in forks of a server that has imported everything; output and pids lie beside `out`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mentalese.training.loop"])
     process = context.Process(target=_train_alone if processes == 1 else _train_in_ranks, args=(recipe, out, processes))

@@ -73,13 +73,9 @@ class Checkpointer:
         parallel.barrier()
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, object]) -> None:
-        """Copy all tensors that training changes to CPU memory and return; a thread writes the checkpoint.
+        """Copy all tensors that training changes to CPU memory and return; a thread writes the checkpoint of `step`.
 
-        Waits for the previous save first.
-
-        Args:
-            step: names the checkpoint; a checkpoint of the same step is replaced.
-            info: JSON-ready data that `load` returns.
+        The previous save ends first, and a checkpoint of the same step is replaced. `load` returns `info` (JSON).
 
         Raises:
             InputError: the disk is full, now or in the previous save; no incomplete file is left.
@@ -107,7 +103,7 @@ class Checkpointer:
         return steps[-1] if steps else None
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Restore weights and optimiser state of the newest checkpoint in place, bit for bit, and return `info`.
+        """Restore the newest checkpoint in place, bit for bit, and return its `info`.
 
         Raises:
             InputError: a file is damaged, or the checkpoint is another model's; nothing has been changed then.

@@ -98,17 +98,12 @@ class State:
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
-    """Train a recipe and evaluate its best model on the test split.
+    """Train a recipe, evaluate its best model on the test split, and return the content of `result.json`.
 
     Args:
-        recipe: the recipe to train.
         out: the run's folder; gets `config.json`, `metrics.jsonl`, `checkpoints/`, `model/` and `result.json`.
-        resume: continue from the newest checkpoint; a finished run returns its result at once, a run without a
-            checkpoint starts from the beginning.
+        resume: continue from the newest checkpoint, if there is one; a finished run returns its result at once.
         show: show progress on standard error.
-
-    Returns:
-        The content of `result.json`.
 
     Raises:
         InputError: the recipe, the data or the folder cannot be used; nothing has been written then.
@@ -291,10 +286,7 @@ class Run:
 
     @torch.no_grad()
     def _mean(self, outputs: list[LossOutput]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the factor of the gradients, and loss and metrics over micro-batches and ranks, weighted by targets.
-
-        No rank waits for its device, or for other ranks except in one reduction.
-        """
+        """Return the gradients' scale, and loss and metrics by target, of all ranks: one reduction, no other wait."""
         device, names = outputs[0].loss.device, list(outputs[0].metrics)
         each = [torch.stack([x.float().to(device) for x in (o.loss, *o.metrics.values())]) for o in outputs]
         weights = torch.stack([o.weight.float().to(device) for o in outputs])

@@ -94,11 +94,7 @@ def is_main_process() -> bool:
 
 
 def setup(device: Device = "auto") -> Parallel:
-    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); without them, use only this one.
-
-    Raises:
-        InputError: this machine has no such device, or fewer of them than processes.
-    """
+    """Join the processes that `torchrun` started; raise `InputError` if this machine has too few such devices."""
     defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
     rank, world_size, local_rank = (int(os.environ.get(name, default)) for name, default in defaults.items())
     chosen = _device(device, world_size, local_rank)
@@ -137,22 +133,16 @@ def wrap(
 ) -> nn.Module:
     """Return the step as `parallel` ranks run it together; for one process, the step itself.
 
-    With FSDP2 the step may be on the meta device. It is then filled block by block, and each block is sharded before
-    the next one is filled, so that no device ever contains the whole model.
+    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP treats any other call as the start of a step.
+    DDP looks for unused parameters in each step: a parameter that no rank uses keeps no gradient at all, so AdamW skips
+    it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the step.
+
+    FSDP2 shards every transformer block, and the rest with the model as root; a model whose blocks are used outside
+    their forward is one shard. It reduces only existing gradients, so all ranks must run the same modules. A step on
+    the meta device is filled and sharded block by block, so that no device ever contains the whole model.
 
     Args:
         whole: rank 0's copy of the step's model, with the weights, if the step is on the meta device.
-
-    Build the optimiser afterwards, and score under `torch.no_grad()`: DDP treats any other call as the start of a step.
-
-    DDP looks for unused parameters in each step. The result is exact if a rank does not reach a parameter (a gate
-    before its stage): ranks that use it are averaged with zeros, and a parameter that no rank uses keeps no gradient at
-    all, so AdamW skips it as in one process; adding `0 * p.sum()` to the loss would decay its weight and count the
-    step.
-
-    FSDP2 shards every transformer block, and the rest with the model as root; a model whose blocks are used outside
-    their forward is one shard. The loss and scores gather the parameters that they need. FSDP2 reduces only existing
-    gradients, so all ranks must run the same modules.
     """
     if parallel.world_size == 1:
         return step
@@ -189,10 +179,7 @@ def _gathered(model: FSDPModule, method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _filler(model: nn.Module, whole: nn.Module | None, device: torch.device) -> Callable[[nn.Module], None]:
-    """Return a function that gives a module of a model on the meta device memory and rank 0's values; collective.
-
-    Tied weights stay tied.
-    """
+    """Return a collective function that gives a module on the meta device memory and rank 0's values; ties stay."""
     empty = {id(tensor): (name, tensor) for name, tensor in _tensors(model) if tensor.is_meta}
     values = {} if whole is None else dict(_tensors(whole))
     filled: dict[int, Tensor] = {}
@@ -251,10 +238,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor, max_norm: float | None) -> Tensor:
     """Multiply all gradients by `scale` and clip their joint norm to `max_norm`, in one pass over them.
 
-    Sharded gradients (FSDP2) are measured over all ranks. With `scale=1` and `max_norm=None` nothing is written.
-
-    Returns:
-        Scalar: the norm after scaling and before clipping.
+    Return the norm, over all ranks' shards, after scaling and before clipping.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     local, mesh = _local(gradients)
@@ -275,14 +259,10 @@ def clip_and_scale(parameters: Iterable[nn.Parameter], *, scale: float | Tensor,
 def gradient_shares(components: Mapping[str, Sequence[Sequence[nn.Parameter]]]) -> dict[str, Tensor]:
     """Return each component's share of the gradient: mean L2 norm of its layers, normalised to a sum of 1.
 
-    Call it after the backward pass; shares do not depend on the scale of the gradients. A parameter without a
-    gradient counts as zero. Sharded gradients (FSDP2) are measured over all ranks.
+    The shares do not depend on the gradients' scale, and are of all ranks. A missing gradient counts as zero.
 
     Args:
         components: name -> layers -> parameters.
-
-    Returns:
-        Name -> scalar; empty without components, zero without gradients.
     """
     names = [name for name, component in components.items() for _ in component]
     layers = [layer for component in components.values() for layer in component]

@@ -101,16 +101,11 @@ class Plan:
         return round(self.total_steps / self.recipe.train.schedule_share)
 
     def batch(self, step: int, rank: int = 0, world_size: int = 1, micro: int = 0) -> Batch:
-        """One rank's share of a step's batch; ranks and micro-batches together contain each row once.
+        """Return one rank's share of a step's batch, as `Layout.assemble` makes it; all shares contain each row once.
 
-        The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes.
-        A share that would be empty (streams of sentences only, if a batch has fewer streams than there are ranks and
-        micro-batches) is a copy of the shortest row without labels: its gradient is zero, and the batches stay the
-        same for every number of ranks.
-
-        Returns:
-            What `Layout.assemble` makes: `input_ids`, `labels` int64 [rows, length], `attention_mask` if rows are
-            padded, and whatever else the layout adds.
+        The longest row goes to rank 0, the next to rank 1, and so on, so that shares have similar sizes. An empty share
+        (fewer streams of sentences than shares) is a copy of the shortest row without labels: its gradient is zero, and
+        the batches stay the same for every number of ranks.
         """
         number = self._epoch_of(step)
         epoch, index = self._epoch(number), step - self._first_steps[number]
@@ -154,10 +149,7 @@ class Plan:
         return self.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
 
     def text_read(self) -> dict[str, int]:
-        """Return the numbers of tokens and documents that the run trains on, and of all documents.
-
-        If some questions have no steps, their number is included.
-        """
+        """Return numbers of tokens, documents and questions without steps that the run reads, and of all documents."""
         read = np.arange(len(self.split.document_bytes)) % self._parts <= self._epoch_of(self.total_steps - 1)
         documents = int(read.sum())
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}

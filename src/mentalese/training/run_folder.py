@@ -37,11 +37,7 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
 
 
 def first_weights(recipe: Recipe) -> dict[str, str]:
-    """Return hashes of the weights that a run starts from, as far as models that this library saved contain them.
-
-    Returns:
-        `init_weights` of `train.init` and `adapter_weights` of `train.adapter`.
-    """
+    """Return hashes of the saved weights that a run starts from: `init_weights` and `adapter_weights`, if known."""
     paths = {"init_weights": recipe.train.init, "adapter_weights": recipe.train.adapter}
     saved = {name: saved_about(path).get("weights") for name, path in paths.items() if path is not None}
     return {
@@ -54,10 +50,7 @@ def first_weights(recipe: Recipe) -> dict[str, str]:
 def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:
     """Raise `InputError` if text, tokenizer or first weights of the run in `out` have changed since they were noted.
 
-    What is missing now, and what earlier versions did not note, is accepted.
-
-    Args:
-        now: `source_fingerprint`, and `data_hash` if the text has been prepared.
+    What is missing now or was not noted is accepted. `now` has `source_fingerprint`, and `data_hash` if it is known.
     """
     data, first = recipe.data, first_weights(recipe)
     tokenizer = data.source if data.source.startswith("store:") else data.tokenizer
@@ -120,8 +113,7 @@ def check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
 def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iterator[None]:
     """Make the folder, and lock it against other processes while the block runs. Collective.
 
-    The lock ends with the process, however that ends. Systems without such locks (Windows, some network disks) keep no
-    process out.
+    The lock ends with the process. Systems without such locks (Windows, some network disks) keep no process out.
 
     Raises:
         InputError: another process trains in `out`, or what `check_folder` raises; on all ranks.
@@ -157,10 +149,7 @@ def _changes(before: object, after: object, where: str = "") -> str:
 
 
 def learning_curve(records: list[Record]) -> list[dict[str, float]]:
-    """Return the learning curve: training loss and, if measured, its part `ntp`; at validations perplexity.
-
-    Validations of questions add accuracy and stage.
-    """
+    """Return the points of training losses (`ntp` too) and of validations, by step, tokens, FLOPs and seconds."""
     curve = []
     seconds = 0.0
     for record in records:

@@ -32,11 +32,7 @@ def start(
 ) -> tuple[LanguageModel, dict[str, int], LanguageModel | None]:
     """Return the model that this process trains, its parameters, and the model whose weights `wrap` copies into it.
 
-    If processes share the weights (FSDP2), only rank 0 makes them and reads `train.init`, in main memory. The model is
-    then on the meta device, on all ranks. Otherwise each process makes its own, on its device.
-
-    Raises:
-        InputError: `start_model` raises it, on all ranks.
+    With FSDP2 only rank 0 makes the weights and reads `train.init`, in main memory; the model is on the meta device.
     """
     if parallel.world_size == 1 or recipe.train.parallel == "ddp":
         model, parameters = start_model(recipe, tokenizer)
@@ -50,10 +46,7 @@ def start(
 
 
 def _choose_attention(model: LanguageModel, recipe: Recipe, parallel: Parallel) -> None:
-    """Let a transformers decoder compute short rows in bfloat16 on a CPU with plain attention.
-
-    The backward pass of torch's fused attention takes three times as long there (measured at 16 rows of 110 tokens).
-    """
+    """Avoid fused attention for short rows in bfloat16 on a CPU: its backward pass takes three times as long there."""
     decoder: Any = getattr(model, "backbone", model)
     is_short = (recipe.layout.sequence_length or math.inf) <= _SHORT
     is_slow = parallel.device.type == "cpu" and recipe.train.precision == "bf16"
@@ -76,11 +69,8 @@ def start_model(
 ) -> tuple[LanguageModel, dict[str, int]]:
     """Return the model, and its parameters: `total` and `non_embedding` of the model without adapters, and `trained`.
 
-    Args:
-        weights: read the weights of `train.init` and `train.adapter`; not needed to count.
-
-    Raises:
-        InputError: the model, its start, its adapters, its context or its phases are invalid.
+    Without `weights`, `train.init` and `train.adapter` are not read. Raise `InputError` if model, start, adapters,
+    context or phases are invalid.
     """
     train = recipe.train
     model = build_model(recipe.model, tokenizer, train.seed)

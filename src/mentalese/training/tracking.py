@@ -66,10 +66,7 @@ class LogBuffer:
 
 @contextmanager
 def tracked(recipe: Recipe, out: Path, resume_step: int) -> Iterator[Log]:
-    """Yield a function that logs a record to `metrics.jsonl`, flushed at once, and to every tracker of the recipe.
-
-    A run that resumes cuts the file back to the checkpoint.
-    """
+    """Yield a function that logs to `metrics.jsonl`, cut back to the resumed step, and to trackers of the recipe."""
     path, modules = out / "metrics.jsonl", check_trackers(recipe.train.trackers)
     lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
     write_text(path, "".join(f"{line}\n" for line in lines))
@@ -129,11 +126,7 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def _lines(path: Path) -> list[tuple[str, Record]]:
-    """Return the lines of a metrics file and their records; a last line that a killed run left half-written is dropped.
-
-    Raises:
-        InputError: a line has changed since it was written.
-    """
+    """Return lines and records of a metrics file without an incomplete last line; raise `InputError` for a change."""
     lines, number = [], 0
     try:
         *whole, rest = path.read_bytes().decode().split("\n") if path.exists() else [""]
