@@ -10,14 +10,12 @@ from mentalese.testing.forward import *  # noqa: F403
 from mentalese.testing.generation import *  # noqa: F403
 from mentalese.testing.losses import *  # noqa: F403
 from mentalese.testing.options import *  # noqa: F403
+from mentalese.testing.options import test_every_option_of_the_layout_changes_something_or_is_refused as of_the_layout
 from mentalese.testing.options import test_every_option_of_the_model_changes_something_or_is_refused as of_the_model
-from mentalese.testing.options import (
-    test_every_option_of_the_sections_changes_something_or_is_refused as of_the_sections,
-)
 from mentalese.testing.saving import *  # noqa: F403
 from mentalese.testing.tracing import *  # noqa: F403
 from support import tiny_recipes
 
 RECIPES = [*tiny_recipes(), *MODES]
 pytest.mark.slow(of_the_model)
-pytest.mark.slow(of_the_sections)
+pytest.mark.slow(of_the_layout)

@@ -1,14 +1,14 @@
-"""An option that is accepted changes something, or is refused: fields of a model's config and of a recipe's sections.
+"""An option that is accepted changes something, or is refused: fields of a model's config and of a layout.
 
 A field is set to other values of its type, one by one. Then something must differ from the recipe as it is, or the
-value must be refused. Of a model: the size, initial weights, context, loss, gradients or score. Of the sections layout,
-optimizer, train and evaluation: the plan, two training steps, an evaluation, or the course of a short run.
+value must be refused. Of a model: the size, initial weights, context, loss, gradients or score. Of a layout: the plan,
+an evaluation, or two training steps.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from mentalese.recipe import Fields, Recipe
 from mentalese.recipe_files import change, members, section_fields
 from mentalese.registry import families
 from mentalese.testing.cases import MODES, Case
-from mentalese.testing.runs import DEVICE, metrics
+from mentalese.testing.runs import DEVICE
 from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from mentalese.training.plan import Plan
@@ -40,22 +40,9 @@ IDLE: dict[str, str] = {
         f"summary_{name}": "GPT-2's: of a head for classification, which a language model does not have"
         for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
     },
-    "train.checkpointing": "memory: the same numbers, computed twice",
-    "train.compile": "speed",
-    "train.parallel": "hardware: of several processes",
-    "train.device": "hardware",
-    "train.log_every": "logging",
-    "train.trackers": "logging",
-    "train.checkpoint_every": "files: what a run that was stopped continues from",
-    "train.keep_checkpoints": "files",
-    "evaluation.batch_size": "speed: results do not depend on it",
-    "evaluation.max_test_documents": "the test after training: tests/integration/test_questions.py",
-    "evaluation.answer_rule": "a rule: equal words are equal by each of them",
-    "evaluation.sample_prompts": "output: the samples in `result.json`",
-    "evaluation.sample_tokens": "output: the samples in `result.json`",
 }
-"""Fields that change nothing, or neither training nor a score, and why; so do those that the tokenizer or a caller
-fills in (`is_filled_in`). A family's own are `Family.idle_options`."""
+"""Fields that change nothing, and why; so do those that the tokenizer or a caller fills in (`is_filled_in`). A family's
+own are `Family.idle_options`."""
 
 
 def test_every_option_of_the_model_changes_something_or_is_refused(case: Case) -> None:
@@ -152,80 +139,58 @@ Look = Callable[[Recipe], object]
 
 STEPS = 2
 
-STOPPED: dict[str, Fields] = {
-    "train": {"eval_every": 1, "early_stopping_patience": 1, "early_stopping_min_delta": 1e9},
-    "evaluation": {"metric": "perplexity"},
-}
 NEEDS: dict[str, Fields] = {
-    "layout.removal": {"layout": {"uniform_prob": 0.0}},
-    "layout.removal_smoothing": {"layout": {"uniform_prob": 0.0, "removal": "tokens"}},
-    "layout.too_long": {"layout": {"sequence_length": 60}},
-    "train.eval_every": STOPPED | {"train": STOPPED["train"] | {"early_stopping_patience": 9}},
-    "train.early_stopping_patience": STOPPED,
-    "train.early_stopping_min_delta": STOPPED,
-    "train.schedule_share": {"optimizer": {"schedule": "linear"}},
-    "evaluation.answer_tokens": {"evaluation": {"metric": "accuracy"}},
+    "removal": {"layout": {"uniform_prob": 0.0}},
+    "removal_smoothing": {"layout": {"uniform_prob": 0.0, "removal": "tokens"}},
+    "too_long": {"layout": {"sequence_length": 60}},
 }
-"""The settings of other fields that one needs to have an effect; a layout may refuse them. The least gain that counts
-stays where patience is removed, as `compare` does; `mentalese answer` uses the length of an answer too."""
-
-VALUES: dict[str, list[Any]] = {
-    "layout.sequence_length": [8],
-    "optimizer.learning_rate": [1e-2],
-    "optimizer.betas": [(0.5, 0.5)],
-    "optimizer.eps": [1e-3],
-    "optimizer.weight_decay": [0.5],
-    "optimizer.warmup": [3],
-    "optimizer.min_learning_rate_ratio": [0.5],
-    "optimizer.max_grad_norm": [1e-3],
-    "train.lora_targets": [("q_proj",)],
-    "train.eval_every": [2],
-    "train.early_stopping_patience": [9],
-    "train.early_stopping_min_delta": [0.0],
-    "evaluation.context_length": [48],
-    "evaluation.stride": [40],
-    "evaluation.max_documents": [1],
-    "evaluation.documents_seed": [1],
-}
-"""Values of fields whose next larger or smaller value may change nothing in so short a run, or takes long."""
+"""The settings of other fields that one needs to have an effect; a layout may refuse them."""
 
 
-def test_every_option_of_the_sections_changes_something_or_is_refused(case: Case, tmp_path: Path) -> None:
+def test_every_option_of_the_layout_changes_something_or_is_refused(case: Case, tmp_path: Path) -> None:
     if case.recipe.name in MODES:
-        pytest.skip("the family's tiny recipe has the same sections")
-    looks, ignored = _looks(case, tmp_path), []
-    idle = IDLE | {f"layout.{name}": why for name, why in idle_options(case.recipe.layout.kind).items()}
+        pytest.skip("the family's tiny recipe has the same layout")
+    looks = [observed(case, tmp_path)[name] for name in ("plan", "scores", "steps")]
+    idle = idle_options(case.recipe.layout.kind)
+    ignored = ignored_fields(case.recipe, "layout", lambda _: looks, idle, NEEDS, {"sequence_length": [8]})
+    assert not ignored, "accepted, and nothing changes: refuse the value, or say why in Family.idle_options"
+
+
+def ignored_fields(
+    recipe: Recipe,
+    section: str,
+    looks: Callable[[str], Iterable[Look]],
+    idle: Collection[str],
+    needs: Mapping[str, Fields],
+    values: Mapping[str, list[Any]],
+) -> list[str]:
+    """Return the fields of a section, with values, that are accepted and change no look at a recipe.
+
+    Args:
+        looks: function that returns the looks at a field, the cheapest first.
+        idle: fields that are left out.
+        needs: the settings of other fields that one needs to have an effect.
+        values: values of fields whose next larger or smaller value may change nothing in so short a run.
+    """
     small = {"max_documents": 2, "batch_size": 64, "context_length": None, "stride": None}
-    recipe = change(case.recipe, {"optimizer": {"warmup": 0}, "evaluation": small})
-    for section in ("layout", "optimizer", "train", "evaluation"):
-        for name, hint in section_fields(type(getattr(recipe, section))).items():
-            field = f"{section}.{name}"
-            if field in idle:
-                continue
-            try:
-                base = change(recipe, NEEDS.get(field, {}))
-            except InputError:  # such as accuracy, of a layout without questions
-                continue
-            now = getattr(getattr(base, section), name)
-            values = VALUES.get(field) or others(hint, now)
-            assert values, f"{field}: no other value is known, use one in VALUES"
-            for value in values:
-                if value != now and not _moves(base, {section: {name: value}}, looks.get(field, looks[section])):
-                    ignored.append(f"{field}={value!r}")
-    assert not ignored, "accepted, and nothing changes: refuse the value, or say what it needs in NEEDS"
+    recipe, ignored = change(recipe, {"optimizer": {"warmup": 0}, "evaluation": small}), []
+    for name, hint in section_fields(type(getattr(recipe, section))).items():
+        if name in idle:
+            continue
+        try:
+            base = change(recipe, needs.get(name, {}))
+        except InputError:  # such as accuracy, of a layout without questions
+            continue
+        now = getattr(getattr(base, section), name)
+        others_of_field = values.get(name) or others(hint, now)
+        assert others_of_field, f"{section}.{name}: no other value is known"
+        for value in others_of_field:
+            if value != now and not _moves(base, {section: {name: value}}, looks(name)):
+                ignored.append(f"{section}.{name}={value!r}")
+    return ignored
 
 
-class Unsaved(Run):
-    """A run that ends after its last step and keeps no model."""
-
-    def _save_model(self, figure: object) -> None:
-        pass
-
-    def _finish(self) -> Fields:
-        return {}
-
-
-def _moves(base: Recipe, changes: Fields, looks: tuple[Look, ...]) -> bool:
+def _moves(base: Recipe, changes: Fields, looks: Iterable[Look]) -> bool:
     """Test if any look at the changed recipe differs from the look at the base, or it is refused."""
     try:
         recipe = change(base, changes)
@@ -234,8 +199,8 @@ def _moves(base: Recipe, changes: Fields, looks: tuple[Look, ...]) -> bool:
     return any(look(recipe) != look(base) for look in looks)
 
 
-def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
-    """Look at a recipe for a change of a section or of a field, the cheapest first; no recipe is run twice."""
+def observed(case: Case, folder: Path) -> dict[str, Look]:
+    """Return looks at a recipe by name; no recipe is run twice."""
 
     def plan(recipe: Recipe) -> object:
         """Return the length of the run, and the batches of its first steps."""
@@ -259,32 +224,20 @@ def _looks(case: Case, folder: Path) -> dict[str, tuple[Look, ...]]:
         del scored["protocol"]
         return scored, ask(saved, case.plan.split).records if recipe.evaluation.metric == "accuracy" else None
 
-    def course(recipe: Recipe) -> object:
-        """Return the steps of a short run, and its validated steps."""
-        out = folder / recipe.fingerprint()
-        short = change(recipe, {"train": {"steps": STEPS + 1}, "evaluation": {"max_documents": 1}})
-        run = Unsaved(short, out, setup("cpu"), show=False)
-        run.run(resume=False)
-        return run.state.step, [record["step"] for record in metrics(out) if "validation" in record]
+    return {"plan": once(plan), "steps": once(steps), "scores": once(scores)}
 
-    def once(look: Look) -> Look:
-        seen: dict[str, object] = {}
 
-        def remembered(recipe: Recipe) -> object:
-            key = recipe.fingerprint()
-            if key not in seen:
-                try:
-                    seen[key] = look(recipe)
-                except InputError:
-                    seen[key] = "refused"
-            return seen[key]
+def once(look: Look) -> Look:
+    """Return the look with a memory of recipes; a recipe that is refused looks different from all others."""
+    seen: dict[str, object] = {}
 
-        return remembered
+    def remembered(recipe: Recipe) -> object:
+        key = recipe.fingerprint()
+        if key not in seen:
+            try:
+                seen[key] = look(recipe)
+            except InputError:
+                seen[key] = "refused"
+        return seen[key]
 
-    plan_, steps_, scores_, course_ = map(once, (plan, steps, scores, course))
-    return {
-        "layout": (plan_, scores_, steps_),
-        "optimizer": (steps_,),
-        "train": (plan_, steps_),
-        "evaluation": (scores_,),
-    } | {field: (course_,) for field, needed in NEEDS.items() if "eval_every" in needed.get("train", {})}
+    return remembered
