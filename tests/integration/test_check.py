@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from mentalese import cli
-from mentalese.commands.check import read_outcomes
 from mentalese.commands.new import EXAMPLE, TEMPLATE
 
 pytestmark = pytest.mark.slow
@@ -129,13 +130,15 @@ def test_every_wrong_family_fails_in_the_right_test(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "--quiet", "test_all.py", *options]
     env = install(tmp_path, *packages)
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    outcomes = read_outcomes(tmp_path / "report.xml")
-    asked = {(outcome.recipe.partition("/")[0], outcome.test.replace(" ", "_")) for outcome in outcomes}
-    assert asked == {(package.name, test) for package in packages for test in tests}, done.stdout
+    asked: set[tuple[str, str]] = set()
     failed: dict[str, set[str]] = defaultdict(set)
-    for outcome in outcomes:
-        if outcome.result == "FAILED":
-            failed[outcome.recipe.partition("/")[0]].add(outcome.test.replace(" ", "_"))
+    for outcome in ElementTree.parse(tmp_path / "report.xml").iter("testcase"):
+        test, _, recipe = outcome.get("name", "").removeprefix("test_").partition("[")
+        name = recipe.partition("/")[0]
+        asked.add((name, test))
+        if outcome.find("failure") is not None or outcome.find("error") is not None:
+            failed[name].add(test)
+    assert asked == {(package.name, test) for package in packages for test in tests}, done.stdout
     for name, (right, _) in MUTANTS.items():
         assert right in failed[name], f"{name} passes\n{done.stdout}"
         assert name in SHOWS_IN_SEVERAL or failed[name] == {right}, done.stdout
@@ -159,10 +162,8 @@ def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: P
     env = install(tmp_path, package)
     checked = run("check", "my_family", cwd=tmp_path, env=env)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    lines = checked.stdout.splitlines()
-    assert lines[-1].startswith("my_family: ")
-    assert " 0 failed" in lines[-1]
-    assert any(line.startswith("two processes equal one  ") and line.endswith("passed") for line in lines)
+    assert "failed" not in checked.stdout.splitlines()[-1]
+    assert re.search(r"test_two_processes_equal_one\[my_family/tiny\] PASSED", checked.stdout)
     words = ["train", "my_family/tiny", "--train.steps", "2", "--data", f"file:{corpus}", "--data.tokenizer", "bpe:512"]
     trained = run(*words, "--out", "run", cwd=tmp_path, env=env)
     assert trained.returncode == 0, trained.stderr
@@ -174,7 +175,7 @@ def test_uninstalled_family_is_checked_by_folder_or_module(tmp_path: Path) -> No
     only = ("--only", "every_parameter_gets_a_gradient")
     done = run("check", "my_family/__init__.py", *only, cwd=package)  # the next test checks the folder
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "my_family/__init__.py: 1 passed, 0 failed, 0 skipped"
+    assert "1 passed" in done.stdout.splitlines()[-1]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = run("check", "my_family", *only, cwd=elsewhere, env=environment(package))
@@ -185,11 +186,9 @@ def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
     package = new(tmp_path, "my_family", MUTANTS["has_an_idle_parameter"][1])
     done = run("check", ".", "--only", "gradient or aligned", cwd=package)
     assert done.returncode == 1
-    table, _, failures = done.stdout.partition("\n\n")
-    assert [line.split()[-1] for line in table.splitlines()] == ["result", "FAILED", "passed"]
-    assert "every parameter gets a gradient [my_family/tiny]:\n" in failures
-    assert "idle.weight" in failures
-    assert done.stdout.endswith(".: 1 passed, 1 failed, 0 skipped\n")
+    assert "test_every_parameter_gets_a_gradient[my_family/tiny] FAILED" in done.stdout
+    assert "idle.weight" in done.stdout
+    assert "1 failed, 1 passed" in done.stdout.splitlines()[-1]
     recipes = package / "my_family" / "recipes.py"
     recipes.write_text(recipes.read_text().replace("my_family/tiny", "my_family/large"))
     done = run("check", ".", cwd=package)

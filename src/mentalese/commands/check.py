@@ -5,21 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections import Counter
 from pathlib import Path
-from typing import Annotated, NamedTuple
-from xml.etree import ElementTree
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.registry import ENTRY_POINTS, Family, families, load
-from mentalese.screen import print_table, progress
 from mentalese.values import checked_dataclass
 
 _TEST = """\
@@ -37,21 +33,12 @@ class Options:
     Attributes:
         family: its name, module or folder.
         only: run only the tests with this in their names, as pytest's -k.
-        verbose: print pytest's own report as well.
+        verbose: print whole tracebacks.
     """
 
     family: Annotated[Positional[str], arg(metavar="FAMILY")]
     only: str | None = None
     verbose: bool = False
-
-
-class Outcome(NamedTuple):
-    """The outcome of one test: `passed`, `FAILED` or `skipped`, and the reason."""
-
-    test: str
-    recipe: str
-    result: str
-    reason: str = ""
 
 
 def run(options: Options) -> None:
@@ -66,18 +53,10 @@ def run(options: Options) -> None:
         (folder / "pytest.ini").write_text("[pytest]\n")  # and not one of a folder above
         (folder / "test_contract.py").write_text(_TEST.format(tiny=tiny, recipes=names))
         _declare(folder, declared)
-        code, report = _pytest(folder, options, root)
-        outcomes = read_outcomes(folder / "report.xml")
-    if options.verbose or (not outcomes and code != _NO_TESTS):
-        print(report)
+        code = _pytest(folder, options, root)
     require(code != _NO_TESTS, "--only", options.only, "no test has that in its name")
-    if outcomes:
-        _print(options.family, outcomes)
     if code:
         raise SystemExit(1)
-
-
-# -- which family ------------------------------------------------------------------------------------------------------
 
 
 def _find(name: str) -> tuple[dict[str, Family], Path | None]:
@@ -130,50 +109,12 @@ def _declare(folder: Path, found: dict[str, Family]) -> None:
         (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{''.join(lines)}")
 
 
-# -- running it --------------------------------------------------------------------------------------------------------
-
-
-def _pytest(folder: Path, options: Options, root: Path | None) -> tuple[int, str]:
-    """Run pytest; return its exit code and its output."""
+def _pytest(folder: Path, options: Options, root: Path | None) -> int:
+    """Run pytest, which prints its report, and return its exit code."""
     command = [sys.executable, "-m", "pytest", "test_contract.py", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["--junit-xml", "report.xml", *(["-k", options.only] if options.only else [])]
+    command += ["--no-header", f"--tb={'long' if options.verbose else 'short'}"]
+    command += ["-k", options.only] if options.only else []
     paths = [str(folder), str(root or ""), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
-    output = ""
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    with process, progress(f"Checking {options.family}", 100, show=True) as bar:
-        for line in process.stdout or ():
-            output += line
-            if percent := re.search(r"\[ *(\d+)%\]$", line.rstrip()):
-                bar.update(int(percent[1]))
-    return process.returncode, output
-
-
-def read_outcomes(report: Path) -> list[Outcome]:
-    """Return the tests in a JUnit report of pytest, in their order."""
-    outcomes = []
-    for case in ElementTree.parse(report).iter("testcase") if report.is_file() else ():
-        name, _, recipe = case.get("name", "").removesuffix("]").partition("[")
-        test, result, reason = name.removeprefix("test_").replace("_", " "), "passed", ""
-        for problem in case:
-            if problem.tag in ("failure", "error", "skipped"):
-                result = "skipped" if problem.tag == "skipped" else "FAILED"
-                lines = [line for line in (problem.text or "").splitlines() if line.startswith("E ")]
-                reason = "\n  ".join(lines) or (problem.get("message") or "").strip().partition("\n")[0]
-        outcomes.append(Outcome(test, recipe, result, reason))
-    return outcomes
-
-
-def _print(family: str, outcomes: list[Outcome]) -> None:
-    several = len({re.sub(r"-\d+$", "", outcome.recipe) for outcome in outcomes}) > 1  # without other parameters
-    columns = ("test", "recipe", "result") if several else ("test", "result")
-    print_table(columns, [[getattr(outcome, column) for column in columns] for outcome in outcomes])
-    for outcome in outcomes:
-        if outcome.result == "FAILED":
-            print(f"\n{outcome.test} [{outcome.recipe}]:\n  {outcome.reason}")
-    counts = Counter(outcome.result for outcome in outcomes)
-    summary = ", ".join(f"{counts[result]} {result.lower()}" for result in ("passed", "FAILED", "skipped"))
-    print(f"\n{family}: {summary}")
+    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
