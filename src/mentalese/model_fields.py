@@ -45,16 +45,21 @@ def is_filled_in(name: str) -> bool:
     return name in ("vocab_size", "use_cache") or name.endswith("_token_id")
 
 
+def config_class(model_type: str) -> type[PreTrainedConfig]:
+    """Return the Hugging Face config class of a model type; raises `InputError` with the nearest name."""
+    if model_type not in CONFIG_MAPPING:
+        hint = nearest(model_type, CONFIG_MAPPING.keys())
+        raise InputError(f"model.model_type is {model_type!r}: no such type{hint}", "model.model_type")
+    return CONFIG_MAPPING[model_type]
+
+
 @cache
 def model_fields(model_type: str) -> dict[str, ConfigField]:
     """Return the fields of a model type's config by name and, after all, by usual name (`hidden_size` for `n_embd`).
 
     Fields that every config of transformers has are left out. Raise `InputError` if there is no such type.
     """
-    if model_type not in CONFIG_MAPPING:
-        close = nearest(model_type, CONFIG_MAPPING.keys())
-        raise InputError(f"model.model_type is {model_type!r}: no such type{close}", "model.model_type")
-    cls = CONFIG_MAPPING[model_type]
+    cls = config_class(model_type)
     hints = typing.get_type_hints(cls, localns={"torch": torch})  # transformers imports it for type checkers only
     docs, common = field_docs(cls), {field.name for field in dataclasses.fields(PreTrainedConfig)}
     fields = {

@@ -65,9 +65,6 @@ def section_fields(section: type) -> dict[str, object]:
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
-
-
 def _read(path: Path) -> dict[str, object]:
     require(path.suffix in SUFFIXES, "the suffix", path.suffix, f"use a file that ends in {', '.join(SUFFIXES)}")
     readers: dict[str, Callable[[str], object]] = {
@@ -118,9 +115,6 @@ def _from_content(content: dict[str, object], path: Path) -> Recipe:
     if isinstance(model := fields.get("model", {}), dict):
         fields["model"] = _model(model, {}, "model") if "model_type" in model else model
     return Recipe.from_dict(fields)
-
-
-# -- changes ---------------------------------------------------------------------------------------------------------
 
 
 def change(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:

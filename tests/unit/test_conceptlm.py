@@ -25,9 +25,9 @@ from mentalese.families.conceptlm.config import ConceptLMConfig, MTPConfig
 from mentalese.families.conceptlm.model import ConceptLMForCausalLM, Concepts, explained
 from mentalese.families.conceptlm.mtp import MTPForCausalLM
 from mentalese.families.conceptlm.plain import ConceptLM, run
+from mentalese.model_fields import config_class
 from mentalese.models.backbone import attention_width
 from mentalese.models.base import as_model
-from mentalese.models.build import config_class
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.places import places

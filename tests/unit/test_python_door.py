@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "bytes": (lambda m: m.generate(b"She"), "texts is b'She': pass a text"),  # type: ignore[arg-type]
     "not Unicode": (lambda m: m.score(["fine", "\ud800"]), r"texts\[1\] is .*: use text in Unicode"),
     "a number to think of": (lambda m: m.think(3), "text is 3: it should be a valid string"),  # type: ignore[arg-type]
-    "an answer of a text": (lambda m: m.think("She", max_new_tokens=5), "max_new_tokens is 5, and .* remove it"),
+    "an answer of a text": (lambda m: m.think("She", max_new_tokens=5), "max_new_tokens is 5: .* remove it"),
     "a list to stream": (lambda m: m.stream(["She"]), r"text is \['She'\]: it should be a valid string"),  # type: ignore[arg-type]
     "tokens in rows": (lambda m: m.trace(torch.zeros(1, 4, dtype=torch.long)), "input_ids is .*: pass a tensor"),
     "no tokens": (lambda m: m.trace(torch.zeros(0, dtype=torch.long)), "input_ids has the shape"),
@@ -76,7 +76,10 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),
     "a tokenizer": (lambda m: m.generate("She", tokenizer=m.tokenizer), r"tokenizer is of type .*: texts are passed"),
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
-    "a stream of a stream": (lambda m: m.stream("She", streamer=None), "streamer is set: the pieces are returned here"),
+    "a stream of a stream": (
+        lambda m: m.stream("She", streamer=None),
+        "streamer is None: the pieces are returned here",
+    ),
     "a text to evaluate": (lambda m: mentalese.evaluate(3), "path is 3: use a path"),  # type: ignore[arg-type]
     "a long text for a path": (
         lambda m: load("She. " * 90),
@@ -185,7 +188,7 @@ def test_weights_that_are_not_finite_are_refused_when_opened(copy: Path) -> None
     [
         ("mentalese.json", "{", "mentalese.json cannot be read"),
         ("mentalese.json", "[]", "mentalese.json cannot be read"),
-        ("mentalese.json", '{"weights": 3}', "weights is 3"),
+        ("mentalese.json", '{"weights": 3}', "weights in .* is 3"),
         ("mentalese.json", '{"files": 3}', "files in .* is 3"),
         ("mentalese.json", '{"recipe": 3}', "recipe is 3: use what"),
         ("mentalese.json", '{"recipe": {}}', "name is missing: set it"),

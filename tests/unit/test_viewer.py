@@ -184,7 +184,7 @@ def test_sentences_are_read_at_once(runs: dict[str, Path], tokenizer: PreTrained
     assert not found.windows
     assert not think(read_by(gpt2(tokenizer), tokenizer), "a" * 63).windows
     assert think(read_by(gpt2(tokenizer), tokenizer), "a" * 64).windows == [(0, 1, 64), (32, 64, 65)]
-    with pytest.raises(InputError, match=r"the question has .* 6 may follow as its answer: the model reads both"):
+    with pytest.raises(InputError, match=r"max_new_tokens is 6: the question has .* tokens"):
         load(runs["coconut"]).think("Who is it? " * 200)
 
 
@@ -494,11 +494,11 @@ def test_options_of_questions_are_refused_for_models_of_text(
     assert "latents is 3: the layout 'packed' has no latents; remove it" in capsys.readouterr().err
     for option in (["--max-new-tokens", "3"], ["--answer", "x"]):
         assert cli.main(["think", str(runs["gpt2"]), "--text", TEXT, *option]) == 2
-        assert "does not answer questions: remove it" in capsys.readouterr().err
+        assert "does not answer questions" in capsys.readouterr().err
 
 
 def test_of_two_models_it_is_said_which_one_refuses(runs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match=f"^{re.escape(str(runs['coconut']))}: the question has .*"):
+    with pytest.raises(InputError, match=f"^{re.escape(str(runs['coconut']))}: .*the question has .*"):
         think_page(load(runs["thought_gestalt"]), "He was old. " * 100, against=load(runs["coconut"]))
 
 

@@ -18,8 +18,8 @@ from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Packed
 from mentalese.families.baselines.recipes import OPENWEBTEXT
+from mentalese.model_fields import config_class
 from mentalese.models.base import as_model
-from mentalese.models.build import config_class
 from mentalese.recipe import Recipe
 
 SPEED = 4e14

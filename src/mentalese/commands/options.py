@@ -73,9 +73,6 @@ def _read(options: type[T], more: Sequence[_Field], words: Sequence[str], comman
     return options(**{name: getattr(parsed, name) for name in names}), parsed
 
 
-# -- the fields of a recipe --------------------------------------------------------------------------------------------
-
-
 def is_setting(word: str) -> bool:
     """Test if a word has the form `section.field=value`."""
     return _SETTING.fullmatch(word) is not None

@@ -32,6 +32,9 @@ class Options:
 
 
 def run(options: Options) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
     from mentalese.files import check_files
     from mentalese.models.checkpoints import model_folder
     from mentalese.models.tensor_files import is_checkpoint
@@ -44,7 +47,10 @@ def run(options: Options) -> None:
     require((folder / "config.json").is_file(), "MODEL", path, "it contains no model, use the folder of a run or model")
     require(card.is_file(), "MODEL", path, f"it has no card, write {card} or train again")
     check_files(folder, weights=True)
-    _check_repo(repo)
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise InputError(f"REPO is {repo!r}: use NAME/NAME ({' '.join(str(error).split())})") from error
     if not options.dry_run:
         _check_index()
         print(f"{repo} is at {_upload(folder, repo, options.private)}")
@@ -67,16 +73,6 @@ def _check_index() -> None:
             f"mentalese on the package index is another project ({owner}), and readers of the card might install it: "
             f"tell them to install from {REPOSITORY}, and rename this package before you push"
         )
-
-
-def _check_repo(repo: str) -> None:
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise InputError(f"REPO is {repo!r}: use NAME/NAME ({' '.join(str(error).split())})") from error
 
 
 def _upload(folder: Path, repo: str, private: bool) -> str:

@@ -277,9 +277,6 @@ def follows(real: Tensor) -> Tensor:
     return real & nn.functional.pad(real[:, :-1], (1, 0))
 
 
-# -------------------------------------------------------------------------------------------- transformers' own classes
-
-
 class DecoderLM(LanguageModel):
     """The interface for a causal LM of transformers."""
 
@@ -338,9 +335,6 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
 def class_of(model: PreTrainedModel) -> type[PreTrainedModel]:
     """Return the class that transformers or a family defines for a model."""
     return model.defined_as if isinstance(model, DecoderLM) else type(model)
-
-
-# ----------------------------------------------------------------------------------------------------------- any module
 
 
 @contextmanager

@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from mentalese.data.layouts import AsIs
 from mentalese.data.sentences import fixed_length
 from mentalese.data.tokenizers import special_token_ids
-from mentalese.errors import InputError, nearest, require
+from mentalese.errors import InputError, require
+from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.config import MOST_TENSORS, check_fields
 from mentalese.recipe import Fields, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-def config_class(model_type: str) -> type[PreTrainedConfig]:
-    """Return the Hugging Face config class of a model type; raises `InputError` with the nearest name."""
-    if model_type not in CONFIG_MAPPING:
-        hint = nearest(model_type, CONFIG_MAPPING.keys())
-        raise InputError(f"model.model_type is {model_type!r}: no such type{hint}", "model.model_type")
-    return CONFIG_MAPPING[model_type]
 
 
 def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

@@ -233,7 +233,12 @@ def load_model(
             f"{name}: the tokenizer ({len(tokenizer)} tokens) is not the one the model ({config.vocab_size}) was "
             "trained with: restore that one"
         )
-    device = _device(device)
+    try:
+        device = torch.device(device)
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # no such device, driver or index
+        reason = str(error).strip().partition("\n")[0]
+        raise InputError(f"device is {str(device)!r}: use one that is there, e.g. 'cpu' ({reason})") from error
     if (broken := _not_finite(model)) is not None:
         raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
     return as_model(model).to(device).eval(), tokenizer
@@ -249,20 +254,8 @@ def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
     if not any(folder.glob("*.safetensors")):
         named += sorted(file.name for file in folder.glob("pytorch_model*.bin"))
     for name in named:
-        if name is not None and not str(name).endswith((".safetensors", ".safetensors.index.json")):
-            raise InputError(
-                f"{folder / str(name)} is a pickle, which may contain code: save the weights as safetensors"
-            )
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # no such device, driver or index
-        reason = str(error).strip().partition("\n")[0]
-        raise InputError(f"device is {str(device)!r}: use one that is there, e.g. 'cpu' ({reason})") from error
-    return chosen
+        if name is not None and not name.endswith((".safetensors", ".safetensors.index.json")):
+            raise InputError(f"{folder / name} is a pickle, which may contain code: save the weights as safetensors")
 
 
 def _not_finite(model: PreTrainedModel) -> str | None:

@@ -111,7 +111,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
             if isinstance(value, list) and "tuple" in str(fields[name].type):
                 setattr(self, name, tuple(value))
         super().__post_init__(**kwargs)
-        self._check_types()
+        hints: dict[str, object] = {}  # transformers does not read annotations that are strings
+        for cls in reversed(type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]):
+            hints |= inspect.get_annotations(cls, eval_str=True)
+        for name, hint in hints.items():
+            setattr(self, name, checked(f"{self.model_type}.{name}", hint, getattr(self, name)))
         self.validate_architecture()
         register_model(type(self))
 
@@ -151,14 +155,6 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         """Test if a field is computed from others: other tools write the number of positions into saved configs."""
         attribute = getattr(cls, name, None)
         return isinstance(attribute, property) and attribute.fset is None
-
-    def _check_types(self) -> None:
-        """Check the types and ranges that annotations state; transformers does not read those that are strings."""
-        hints: dict[str, object] = {}
-        for cls in reversed(type(self).__mro__[: type(self).__mro__.index(LatentThoughtConfig) + 1]):
-            hints |= inspect.get_annotations(cls, eval_str=True)
-        for name, hint in hints.items():
-            setattr(self, name, checked(f"{self.model_type}.{name}", hint, getattr(self, name)))
 
     @property
     def has_thoughts(self) -> bool:

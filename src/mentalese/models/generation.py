@@ -12,7 +12,7 @@ from transformers import TextIteratorStreamer
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import MASK, decode, decode_after, special_token_ids, text_ids
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
 from mentalese.models.text_tokenizer import mask_token_id
@@ -65,8 +65,8 @@ def stream_text(
     saved: Saved, prompt: str, *, max_new_tokens: int = 40, seed: int = 0, **options: Any
 ) -> Generator[str, None, None]:
     """Yield the new text after `prompt`, see `Saved.stream`; errors of generation come at the piece that they break."""
-    if "streamer" in options:
-        raise InputError("streamer is set: the pieces are returned here, so remove it, or call generate instead")
+    remedy = "the pieces are returned here, remove it, or call generate instead"
+    require("streamer" not in options, "streamer", options.get("streamer"), remedy)
     check_settings(max_new_tokens=max_new_tokens, seed=seed, **options)
     batch = _encode(saved, [prompt], max_new_tokens)
     return _stream(saved, batch, seed, _options(saved, max_new_tokens, options))
@@ -110,8 +110,8 @@ def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
     """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
     mask = mask_token_id(saved.model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
-    if max_new_tokens < 1 and not (filled and max_new_tokens == 0):
-        raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
+    least = 0 if filled else 1
+    require(max_new_tokens >= least, "max_new_tokens", max_new_tokens, f"set at least {least}")
     batch = saved.encode_prompts(prompts)
     context = context_length(saved.model.config)
     lengths = batch["attention_mask"].sum(1)
@@ -176,11 +176,8 @@ def check_settings(**settings: object) -> None:
     """Raise `InputError` for a setting of a wrong type or range, or one of calls with tokens."""
     for name, value in settings.items():
         if name in _REFUSED and value is not False:
-            raise InputError(
-                f"{name} is {shown(value)}: texts are passed and returned here, and settings by their names, so remove "
-                "it, or call saved.model.generate with saved.encode(texts)",
-                name,
-            )
+            remedy = "remove it, or call saved.model.generate with saved.encode(texts)"
+            raise InputError(f"{name} is {shown(value)}: texts are passed and returned here, {remedy}", name)
         if name in _SETTINGS:
             checked(name, _SETTINGS[name], value)
 

@@ -21,8 +21,9 @@ from mentalese.data.layouts import Packed
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
 from mentalese.files import RECORD, check_files, check_folder_place, read_json, sha256, write_json
+from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, class_of
-from mentalese.models.build import build_model, config_class, context_length
+from mentalese.models.build import build_model, context_length
 from mentalese.models.checkpoints import load_model, model_to_save, save_model
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends

@@ -42,10 +42,9 @@ def check_mask(attention_mask: object, input_ids: Tensor, seen: int) -> None:
 
 def check_width(attention_mask: Tensor, width: int) -> None:
     """Raise `InputError` for a mask without exactly one column for each token read so far."""
-    if attention_mask.shape[1] != width:
-        raise InputError(
-            f"attention_mask has {attention_mask.shape[1]} columns: pass {width}, one for each token read so far"
-        )
+    columns = attention_mask.shape[1]
+    if columns != width:
+        raise InputError(f"attention_mask has {columns} columns: pass {width}, one for each token read so far")
 
 
 def check_labels(labels: object, input_ids: Tensor, vocabulary: int) -> Tensor | None:

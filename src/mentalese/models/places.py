@@ -58,9 +58,8 @@ def places(where: str, decoder: nn.Module) -> Places:
         _tried[key] = _try(type(decoder), small)
     result = _tried[key]
     if isinstance(result, str):
-        raise InputError(
-            f"{where}.model_type is {body.config.model_type!r}: {result}; use another decoder, such as gpt2 or llama"
-        )
+        kind = body.config.model_type
+        raise InputError(f"{where}.model_type is {kind!r}: {result}; use another decoder, such as gpt2 or llama")
     return result
 
 
@@ -85,8 +84,6 @@ def _find(body: PreTrainedModel) -> Places:
     by_kind = embeds is not None and "layer_type" in inspect.signature(children[embeds].forward).parameters
     return Places(lists[0], norms[-1], embeds, by_kind, cache)
 
-
-# ----------------------------------------------------------------------------------------- test on a small decoder
 
 _SIZES = {"hidden_size": 16, "intermediate_size": 32, "moe_intermediate_size": 16, "vocab_size": 16}
 _SIZES |= {"num_attention_heads": 2, "head_dim": 8}

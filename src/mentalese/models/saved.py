@@ -107,8 +107,7 @@ class Saved:
 
     def without_chat(self) -> Saved:
         """Return the model that continues prompts as they are, without its chat template, which it must have."""
-        if not self.chat:
-            raise InputError(f"raw is True, and prompts of {self.path} are not laid out by a chat template: remove it")
+        require(self.chat, "raw", True, f"prompts of {self.path} are not laid out by a chat template, remove it")
         return dataclasses.replace(self, chat=False)
 
     def on(self, source: str | None = None, **read: str | float | None) -> Saved:
@@ -185,13 +184,9 @@ class Saved:
         """
         texts = _listed(texts)
         if self.layout.questions:
-            raise InputError(
-                f"{self.path} is trained on questions and answers, which a text is not: use `mentalese answer`, or "
-                "score a model of texts"
-            )
+            raise InputError(f"{self.path} is trained on questions, and a text has no answer: use `mentalese answer`")
         for number, text in enumerate(texts):
-            if not text.strip():
-                raise InputError(f"texts[{number}] is {text!r}: use a text with at least one word")
+            require(bool(text.strip()), f"texts[{number}]", text, "use a text with at least one word")
         split = split_of(texts, self.tokenizer, self.data)
         return scoring.text_scores(dataclasses.replace(self, evaluation=self.evaluation.of_one_text()), split)
 
@@ -205,11 +200,9 @@ class Saved:
             InputError: a question that leaves no room for its answer in the context, `max_new_tokens` for a model that
                 does not answer questions, or an unknown option.
         """
-        if "max_new_tokens" in options and not self.answers:
-            raise InputError(
-                f"max_new_tokens is {shown(options['max_new_tokens'])}, and {self.path} does not answer questions: "
-                "remove it"
-            )
+        remedy = f"{self.path} does not answer questions, remove it"
+        asked = self.answers or "max_new_tokens" not in options
+        require(asked, "max_new_tokens", options.get("max_new_tokens"), remedy)
         return thinking.think(self, checked("text", str, text), **options)
 
     def trace(self, input_ids: Tensor, **options: object) -> ThoughtTrace:
@@ -240,8 +233,7 @@ class Saved:
                 f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
                 "save the tokenizer with its sentence and document markers in the model's folder"
             )
-        if split not in store.splits:
-            raise InputError(f"split is {split!r}: {self.data.source} has {', '.join(store.splits)}")
+        require(split in store.splits, "split", split, f"{self.data.source} has {', '.join(store.splits)}")
         return store
 
     def split(self, name: str = "test", *, show: bool = False) -> Split:
@@ -317,6 +309,5 @@ def _listed(texts: str | Sequence[str]) -> list[str]:
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping | Tensor):
         raise InputError(f"texts is {shown(texts)}: pass a text (str) or a list of texts")
     listed = [texts] if isinstance(texts, str) else list(texts)
-    if not listed:
-        raise InputError(f"texts is {texts!r}: pass at least one text")
+    require(bool(listed), "texts", texts, "pass at least one text")
     return [checked(f"texts[{number}]", str, text) for number, text in enumerate(listed)]

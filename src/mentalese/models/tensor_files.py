@@ -62,9 +62,6 @@ def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: 
             )
 
 
-# -- checksums of files -----------------------------------------------------------------------------------------------
-
-
 class DamagedError(Exception):
     pass
 
@@ -84,8 +81,6 @@ def verify(folder: Path, rank: int, world_size: int) -> None:
         if sha256(file) != expected:
             raise DamagedError(f"{file} is damaged (its SHA-256 is not the one in {folder / 'checksums.json'})")
 
-
-# -- reading `.metadata` without running its contents -----------------------------------------------------------------
 
 # All classes of a list of tensors. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
 _ALLOWED = {

@@ -14,7 +14,7 @@ from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import document_windows
 from mentalese.data.tokenizers import special_ids
-from mentalese.errors import InputError
+from mentalese.errors import require
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
 from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
@@ -42,8 +42,7 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
     layout, model = saved.layout, saved.model
     limit = saved.evaluation.answer_tokens
     max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
-    if not text.strip():
-        raise InputError(f"the text is {text!r}: pass one with at least one word")
+    require(bool(text.strip()), "the text", text, "pass one with at least one word")
     batch, special = saved.encode_prompts([text]), layout.special_ids(saved.tokenizer)
     if layout.markers:  # the last sentence has an end too
         end = special["sentence_end_token_id"]
@@ -57,14 +56,10 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
         traces = [trace(saved, ids[0, start:stop], **options) for start, _, stop in windows]
         through = [name for name, words in model.shown.items() if words.along in ALONG_TEXT]
         return joined(traces, windows, through)
-    if max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {max_new_tokens}: set at least 1")
-    if context is not None and length + max_new_tokens > context:
-        raise InputError(
-            f"the question has {length} tokens, those around it included, and {max_new_tokens} may follow as its "
-            f"answer: the model reads both at once and its context is {context}, shorten the question or set a smaller "
-            "max_new_tokens"
-        )
+    require(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "set at least 1")
+    fits = context is None or length + max_new_tokens <= context
+    remedy = f"the question has {length} tokens and the model's context is {context}, shorten it or set fewer"
+    require(fits, "max_new_tokens", max_new_tokens, remedy)
     with seeded(model, 0), torch.no_grad():
         options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
         ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options_of_answer)
@@ -108,9 +103,6 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
         texts += [text.removeprefix(read(before))] + [""] * (end - start - 1)
         start = end
     return texts
-
-
-# -- the traces of a text's windows as one -----------------------------------------------------------------------------
 
 
 def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:

@@ -77,9 +77,6 @@ def rotary_flops(counter: FlopCounterMode) -> int:
     return sum(sum(counts[name].values()) for name in counts if name.endswith(".rotary_emb"))
 
 
-# -- runs in processes of their own ------------------------------------------------------------------------------------
-
-
 def launch(recipe: Recipe, out: Path, processes: int = 1) -> BaseProcess:
     """Start or resume a run in forks of a server that has imported everything; output and pids lie beside `out`."""
     context = multiprocessing.get_context("forkserver")
@@ -151,9 +148,6 @@ def finish(process: BaseProcess, out: Path) -> JsonObject:
     process.join(timeout=240)
     assert process.exitcode == 0, printed(out)
     return read_json(out / "result.json")
-
-
-# -- contents of a run's folder ----------------------------------------------------------------------------------------
 
 
 def metrics(out: Path) -> list[JsonObject]:

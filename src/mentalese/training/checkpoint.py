@@ -129,8 +129,6 @@ class Checkpointer:
         optimizer.state.update(state)
         return json.loads((folder / "info.json").read_text())["info"]
 
-    # -- in the thread -----------------------------------------------------------------------------------------------
-
     def _write(self, step: int, snapshot: dict[str, Tensor], described: str) -> None:
         final = self._path(step)
         temporary = final.with_name(f".{final.name}.tmp")
@@ -167,8 +165,6 @@ class Checkpointer:
         _sync(self.folder)
         for step in self._steps()[: -self.keep]:
             _discard(self._path(step))
-
-    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"

@@ -129,9 +129,8 @@ def claimed(recipe: Recipe, out: Path, resume: bool, parallel: Parallel) -> Iter
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise InputError(
-                        f"another process trains in {out}: wait until it ends, or use another --out"
-                    ) from None
+                    remedy = "wait until it ends, or use another --out"
+                    raise InputError(f"another process trains in {out}: {remedy}") from None
                 except OSError:  # the disk has no locks
                     pass
             check_folder(recipe, out, resume)  # again: another process may have written here since

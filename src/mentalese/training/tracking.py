@@ -103,9 +103,8 @@ def check_trackers(names: tuple[str, ...]) -> dict[str, ModuleType]:
         try:
             modules[name] = importlib.import_module(_MODULES[name])
         except ImportError as error:
-            raise InputError(
-                f"train.trackers names {name!r}, which is not installed: {install_command(name)}"
-            ) from error
+            remedy = install_command(name)
+            raise InputError(f"train.trackers names {name!r}, which is not installed: {remedy}") from error
     return modules
 
 
