@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from mentalese.data.config import AS_IT_IS
 from mentalese.data.sources import as_source
 from mentalese.errors import require
 from mentalese.evaluation.options import AnswerOptions, EvaluationOptions
 from mentalese.files import JsonObject, check_place, write_json
 from mentalese.models.saved import Saved, load
 from mentalese.models.trace import ThoughtTrace
-from mentalese.recipe import AS_IT_IS, Recipe
+from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe, override
 from mentalese.values import Place, checked
 from mentalese.viewer.page import notebook_page

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
+from mentalese.data.config import AS_IT_IS
 from mentalese.errors import InputError
 from mentalese.files import JsonObject
-from mentalese.recipe import AS_IT_IS, Recipe
+from mentalese.recipe import Recipe
 from mentalese.recipe_files import override, sections
 from mentalese.registry import recipes
 

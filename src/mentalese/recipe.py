@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
-from mentalese.data.config import AS_IT_IS, DataConfig, Detokenizer, EvaluationConfig
+from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed, layout_of
 from mentalese.errors import nearest, require
 from mentalese.files import JsonObject
@@ -30,19 +30,6 @@ from mentalese.values import (
     checked,
     checked_dataclass,
 )
-
-__all__ = [
-    "AS_IT_IS",
-    "LENGTHS",
-    "Clock",
-    "DataConfig",
-    "Detokenizer",
-    "EvaluationConfig",
-    "OptimizerConfig",
-    "Phase",
-    "Recipe",
-    "TrainConfig",
-]
 
 Clock = Literal["steps", "epochs", "tokens", "sentence_steps"]
 LENGTHS = ("steps", "epochs", "tokens")

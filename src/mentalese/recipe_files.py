@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from mentalese.data.config import AS_IT_IS
 from mentalese.data.layouts import Layout
 from mentalese.errors import InputError, nearest, reading, require
 from mentalese.files import JsonObject
 from mentalese.model_fields import model_fields
-from mentalese.recipe import AS_IT_IS, LENGTHS, DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.recipe import LENGTHS, DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.registry import get_recipe
 from mentalese.values import Place, checked
 

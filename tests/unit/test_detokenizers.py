@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mentalese import InputError
+from mentalese.data.config import DataConfig, Detokenizer
 from mentalese.data.plain_text import DETOKENIZERS, detokenize
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
-from mentalese.recipe import DataConfig, Detokenizer
 
 LINES = [
     (

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from mentalese.data.config import DataConfig, Detokenizer
 from mentalese.data.documents import HELD_OUT
-from mentalese.recipe import Detokenizer
 from mentalese.values import Place, Positive, PositiveNumber, checked_dataclass
 
 
@@ -43,8 +43,6 @@ class Options:
 
 
 def run(options: Options) -> None:
-    from mentalese.recipe import DataConfig
-
     fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     config = DataConfig(**{name: value for name, value in fields.items() if name not in ("action", "out")})
     from mentalese.data.store import prepare, report
