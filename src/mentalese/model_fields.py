@@ -62,17 +62,14 @@ def model_fields(model_type: str) -> dict[str, ConfigField]:
     cls = config_class(model_type)
     hints = typing.get_type_hints(cls, localns={"torch": torch})  # transformers imports it for type checkers only
     docs, common = field_docs(cls), {field.name for field in dataclasses.fields(PreTrainedConfig)}
-    fields = {
-        field.name: ConfigField(field.name, _checkable(hints[field.name]), field.default, docs.get(field.name, ""))
-        for field in dataclasses.fields(cls)
-        if field.name not in common
-    }
+    fields = {}
+    for field in dataclasses.fields(cls):
+        if field.name not in common:
+            # Before Python 3.12, pydantic does not check a union with a `TypedDict`.
+            has_dict = any(map(typing.is_typeddict, typing.get_args(hints[field.name])))
+            hint = Any if has_dict else hints[field.name]
+            fields[field.name] = ConfigField(field.name, hint, field.default, docs.get(field.name, ""))
     return fields | {usual: fields[name] for usual, name in cls.attribute_map.items() if name in fields}
-
-
-def _checkable(hint: Any) -> Any:
-    """Return `Any` for a union with a `TypedDict`, which pydantic does not check before Python 3.12."""
-    return Any if any(map(typing.is_typeddict, typing.get_args(hint))) else hint
 
 
 def field_docs(cls: type) -> dict[str, str]:

@@ -29,13 +29,7 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Progress of long work, on standard error: a bar on a terminal, or a line now and then.
-
-    Attributes:
-        total: the amount of work; it may grow.
-        start: the amount that was done before, in a run that resumes.
-        show: print anything.
-    """
+    """Progress from `start` to `total`, which may grow, on standard error: a bar on a terminal, lines elsewhere."""
 
     def __init__(self, title: str, total: float, start: float = 0, *, show: bool = True) -> None:
         self.title, self.total, self.start, self.show = title, total, start, show

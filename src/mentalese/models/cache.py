@@ -14,11 +14,7 @@ from mentalese.models.transformers_seam import CACHE
 
 
 class FixedKeys(DynamicLayer):
-    """A layer's keys and values with room for later columns, which are written into the same tensors.
-
-    Args:
-        keys, values: [B, n, m, d / n], the first m columns.
-        columns: number of columns that there is room for, the first m included.
+    """A layer's keys and values [B, n, m, d / n] with room for `columns` in all, written into the same tensors.
 
     Attributes:
         at: int64 [L], the columns that the layer writes next; a compiler would compile again for each number.
@@ -114,12 +110,8 @@ class ThoughtCache(Cache):
         """End a call that read `tokens` more tokens; after the first one a fixed size gets its room."""
         self.seen_tokens += tokens
         if self.max_tokens is not None and not any(isinstance(layer, FixedKeys) for layer in self.layers):
-            self.fix(self.max_tokens)
-
-    def fix(self, columns: int) -> None:
-        """Make room for `columns` columns in all, in addition to columns without a token."""
-        columns += max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
-        self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
+            columns = self.max_tokens + max(self.layers[0].get_seq_length() - self.seen_tokens, 0)
+            self.layers = [FixedKeys(layer.keys, layer.values, columns) for layer in self.layers]
 
     def check_room(self, tokens: int) -> None:
         """Raise `InputError` if a cache of fixed size has no room for `tokens` more."""

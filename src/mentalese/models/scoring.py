@@ -22,8 +22,6 @@ from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from mentalese.models.saved import Saved
 
 
@@ -122,10 +120,11 @@ def perplexity(
     end = saved.layout.special_ids(tokenizer)["eos_token_id"]
     for batch, labels, parts in _scored(saved.scored_by(tokens="all") if apart else saved, split, show, before_batch):
         has_label = batch["labels"][:, 1:] != IGNORED
+        text = (batch["store_index"] >= 0) & (batch["labels"] != end)
         if questions:
-            answers += _text_bytes(batch, end, tokenizer)
+            answered = (decode(ids[mask], tokenizer) for ids, mask in zip(batch["labels"], text))
+            answers += sum(len(each.encode()) for each in answered)
         if evaluation.tokens == "lexical":
-            text = (batch["store_index"] >= 0) & (batch["labels"] != end)
             ends += sum(float(nats.masked_fill(text, 0.0).sum()) for nats in parts.values())
             parts = {name: nats.masked_fill(~text, 0.0) for name, nats in parts.items()}
             labels, has_label = labels.masked_fill(~text, IGNORED), has_label & text[:, 1:]
@@ -152,12 +151,6 @@ def perplexity(
         protocol=saved.protocol | evaluation.how_many(available) | told,
         parts={name: nats / tokens for name, nats in totals.items()} if len(totals) > 1 else {},
     )
-
-
-def _text_bytes(batch: Batch, end: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the UTF-8 bytes of the text that has labels in a batch."""
-    text = (batch["store_index"] >= 0) & (batch["labels"] != end)
-    return sum(len(decode(ids[mask], tokenizer).encode()) for ids, mask in zip(batch["labels"], text))
 
 
 def token_scores(saved: Saved, split: Split, *, show: bool = False) -> np.ndarray:

@@ -158,7 +158,6 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
     Attributes:
         tied_weights: target -> source, by parameter name.
         kept_in_float32: names of modules that stay in float32 in a model of lower precision.
-        supports_flash_attention, supports_flex_attention: implementations of attention that the model can run.
         initializes_containers: `initialize` is also called for modules whose weights all belong to modules inside.
     """
 

@@ -28,11 +28,11 @@ from mentalese.models.transformers_seam import CACHE, attention_of, initialize_a
 
 @dataclass
 class TokenLayout:
-    """The real tokens of a call.
+    """The real tokens of a call; `real`, `mask` and `positions` are `None` if no row has padding.
 
     Attributes:
         seen: number of tokens read before, without padding; [B], or one number if no row has padding.
-        real: bool [B, L]; `None` if no row has padding, and so are `mask` and `positions`.
+        real: bool [B, L].
         mask: bool [B, all tokens so far].
         positions: [B, L], counted from each row's first token.
         on_host: int64 [2, B] on the host: numbers of tokens read before and in this call.

@@ -51,12 +51,9 @@ T = TypeVar("T")
 
 
 class Checkpointer:
-    """The checkpoints of one run. Every method is collective: call it on all ranks, from the main thread.
+    """The `keep` newest checkpoints of one run. Every method is collective: call it on all ranks, from the main thread.
 
-    Args:
-        folder: parent of the `step-*` folders, on a disk that all ranks share; remains of a killed save are removed.
-        parallel: the processes of the run.
-        keep: number of checkpoints to keep; older ones are removed when a new one is whole.
+    The `step-*` folders are in `folder`, on a disk that all ranks share; remains of a killed save are removed.
     """
 
     def __init__(self, folder: Path, parallel: Parallel, keep: int) -> None:
@@ -190,11 +187,7 @@ class Checkpointer:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """A writer of tensors that reports a full disk as an `OSError` wherever in a tensor the disk is full.
-
-    torch's own writer of a tensor hides it behind a `RuntimeError` ("unexpected pos"), whose cause is lost on the way
-    to other ranks.
-    """
+    """A writer that reports a full disk as an `OSError`, which torch's own hides behind a `RuntimeError`."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         try:

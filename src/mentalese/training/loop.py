@@ -124,10 +124,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True)
 class Run:
     """A recipe with everything that its training needs; `run` trains it, `one_step` makes one training step.
 
-    All errors of a recipe are raised here, on a model without weights, before the weights are made.
-
-    Args:
-        weights: make weights and optimiser; without them, a run can only be counted, on any machine.
+    All errors of a recipe are raised here, before the weights are made. Without `weights`, a run can only be counted.
 
     Raises:
         InputError: the recipe or its data cannot be used, or training needs more memory than the device has.

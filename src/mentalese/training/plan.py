@@ -39,10 +39,9 @@ class _Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """The position of a run before a step.
+    """The position of a run before a step: batch `index` of epoch `epoch` comes next.
 
     Attributes:
-        epoch, index: batch `index` of epoch `epoch` comes next.
         tokens: lexical tokens that were targets so far.
         sentence_steps: sentence positions processed so far, the largest number in each global batch; flat batches
             count 1 (Thought Gestalt, appendix C).
@@ -60,13 +59,8 @@ class Position:
 class Plan:
     """A plan of each step's data and settings: all of it follows from the step.
 
-    An epoch is built when it is first needed and the last two are kept; of earlier ones only the clocks remain.
-
-    Args:
-        split: the training split.
-        recipe: `data`, `layout`, `train`, `phases`.
-        tokenizer: the split's own, with all markers that the layout needs.
-        world_size: ranks that share a batch; the batches themselves do not depend on it.
+    An epoch is built when it is first needed and the last two are kept; of earlier ones only the clocks remain. The
+    batches do not depend on `world_size`.
 
     Raises:
         InputError: ranks and micro-batches cannot share a batch evenly, or not in a way that allows swapping thoughts,

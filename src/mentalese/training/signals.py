@@ -18,11 +18,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """The signals of a block of code.
-
-    Attributes:
-        first: the number of the first signal; 0: none came.
-    """
+    """The signals of a block of code; `first` is the number of the first one, 0 before."""
 
     def __init__(self) -> None:
         self.first = 0

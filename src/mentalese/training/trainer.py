@@ -53,13 +53,9 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
 
     The recipe decides what is trained and how, `args` everything around it: places, logging, saving, reporting, the
     hub. What is saved opens by `mentalese.load` and by `from_pretrained`. Several processes train with DDP.
-    docs/training.md lists what is refused.
-
-    Args:
-        recipe: a recipe, its name, or a .json, .yaml or .toml file.
 
     Raises:
-        InputError: the recipe or its data are not what they should be, or what is refused is set.
+        InputError: the recipe or its data cannot be used, or something is set that docs/training.md lists as refused.
     """
 
     optimizer: Any

@@ -34,12 +34,7 @@ TRIED = 50  # openings, until enough of them leave room for an answer
 
 
 class Validation:
-    """The validations and the test of a run.
-
-    Args:
-        plan: the run's plan.
-        store: the run's text.
-        out: the run's folder.
+    """The validations and the test of a run, whose folder is `out`.
 
     Attributes:
         metric: the metric by which the best model is chosen.
