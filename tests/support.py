@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, recipes
+from mentalese import DataConfig, EvaluationConfig, Recipe, Saved, get_recipe, recipes
 from mentalese.data import tokenizers
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.split import Split
@@ -41,8 +41,21 @@ from mentalese.testing.runs import (  # noqa: F401 (tests import them from here)
     shrink,
     weights,
 )
+from mentalese.training.loop import Run
+from mentalese.training.parallel import Parallel
 
 Plain = TypeVar("Plain", bound=nn.Module)
+
+
+def by_hand(name: str, corpus: Path, **train: Any) -> Run:
+    """Return a shrunken recipe's `quiet_run`."""
+    return quiet_run(shrink(get_recipe(name), corpus, **train), corpus.with_name("run"))
+
+
+def quiet_run(recipe: Recipe, folder: Path) -> Run:
+    """Return a run on the host, to take steps with: nothing is logged, validated or written."""
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
+    return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
 
 
 def tiny_recipes() -> list[str]:

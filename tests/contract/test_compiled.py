@@ -12,9 +12,9 @@ from torch._dynamo.utils import counters
 from mentalese import InputError, Recipe, load
 from mentalese.data.batch import Batch
 from mentalese.registry import get_recipe
-from mentalese.testing.runs import quiet_run, shrink
+from mentalese.testing.runs import shrink
 from mentalese.training.loop import Run
-from support import saved, tiny_recipes
+from support import quiet_run, saved, tiny_recipes
 
 pytestmark = pytest.mark.slow
 

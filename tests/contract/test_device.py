@@ -26,10 +26,10 @@ from mentalese.recipe import Recipe
 from mentalese.registry import families, get_recipe, load
 from mentalese.testing import MODES, contract_cache  # noqa: F401 (a fixture)
 from mentalese.testing.cases import PROMPTS, TESTED, write_corpus
-from mentalese.testing.runs import by_hand, quiet_run, shrink
 from mentalese.training.loop import Run
 from mentalese.training.parallel import Parallel
 from pretended_device import DEVICE, Counts, PretendedDevice
+from support import by_hand, quiet_run, shrink
 
 pytestmark = pytest.mark.slow
 

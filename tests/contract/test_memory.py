@@ -11,9 +11,8 @@ import torch
 from mentalese import override
 from mentalese.commands.dry_run import estimate, kept_bytes
 from mentalese.recipe import Phase
-from mentalese.testing.runs import by_hand, quiet_run
 from mentalese.training.memory import LiveBytes
-from support import tiny_recipes
+from support import by_hand, quiet_run, tiny_recipes
 
 
 def test_live_bytes_are_those_that_something_needs() -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mentalese.testing.runs import by_hand
 from mentalese.training.step import build_optimizer
-from support import tiny_recipes
+from support import by_hand, tiny_recipes
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,7 @@ from mentalese.data.store import prepare
 from mentalese.families.codi.recipes import gsm8k
 from mentalese.families.looped.recipes import grown
 from mentalese.suite.latent_reasoning import loops, ways
-from mentalese.testing.runs import quiet_run
-from support import shrink
+from support import quiet_run, shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
 

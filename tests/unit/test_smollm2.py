@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from mentalese import recipes
 from mentalese.data.store import prepare
 from mentalese.suite.smollm2 import STAGES, WORDS, methods
-from mentalese.testing.runs import quiet_run
-from support import shrink
+from support import quiet_run, shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
 

@@ -27,9 +27,7 @@ from mentalese.data.documents import HELD_OUT
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.files import JsonObject, read_json
 from mentalese.recipe import Recipe, TrainConfig
-from mentalese.registry import get_recipe
-from mentalese.training.loop import Run, train
-from mentalese.training.parallel import Parallel
+from mentalese.training.loop import train
 from mentalese.training.plan import Plan
 from mentalese.training.signals import Interrupted
 from mentalese.training.tracking import read_metrics
@@ -58,17 +56,6 @@ def shrink(recipe: Recipe, corpus: Path, *, steps: int = 6, **train: object) -> 
     evaluation = dataclasses.replace(recipe.evaluation, max_documents=4, sample_tokens=8)
     phases = () if asks else recipe.phases
     return dataclasses.replace(recipe, data=data, layout=layout, train=config, evaluation=evaluation, phases=phases)
-
-
-def by_hand(name: str, corpus: Path, **train: Any) -> Run:
-    """Return a shrunken recipe's `quiet_run`."""
-    return quiet_run(shrink(get_recipe(name), corpus, **train), corpus.with_name("run"))
-
-
-def quiet_run(recipe: Recipe, folder: Path) -> Run:
-    """Return a run on the host, to take steps with: nothing is logged, validated or written."""
-    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
 
 
 def rotary_flops(counter: FlopCounterMode) -> int:
