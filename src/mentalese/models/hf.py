@@ -128,6 +128,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     config_class: Any = LatentThoughtConfig
     base_model_prefix = "model"
     accepts_loss_kwargs = False  # losses are means over the batch: `transformers.Trainer` divides by its micro-batches
+    input_layer = "embed"
     tied_weights = {"lm_head.weight": "embed.weight"}  # noqa: RUF012 (nothing writes to it)
     cache_class: type[ThoughtCache] = ThoughtCache
     forward_options: tuple[str, ...] = ()
@@ -151,18 +152,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         if isinstance(module, ResidualLinear):
             std = self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
             init.normal_(module.weight, std=std)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.embed = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        self.lm_head = new_embeddings
 
     @property
     def base_model(self) -> nn.Module:

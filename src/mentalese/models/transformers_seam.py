@@ -12,7 +12,8 @@ No other module overrides a private hook of transformers, reads its private attr
 | `_set_gradient_checkpointing` | calls `set_checkpointing` | `activation_checkpointing_enable`, only since 5.21 |
 | `_prepare_cache_for_generation` | calls `cache_for_generation` | none: beams and a fixed size need it |
 | `_prepare_model_inputs` | calls `check_prompt` | none: a prompt is found among three arguments |
-| `_is_stateful`, `_supports_*`, `_tied_weights_keys`, `_keep_in_fp32_modules_strict` | set from `DECLARED` | none |
+| `_is_stateful`, `_supports_*`, `_tied_weights_keys` | set from `DECLARED` | none |
+| `_keep_in_fp32_modules_strict`, `_input_embed_layer` | set from `DECLARED` | none |
 | `config._attn_implementation` | `attention_of`, `set_attention` | none |
 | `_encode_plus`, `_auto_map` and others of a tokenizer | `text_tokenizer.MentaleseTokenizer` | none |
 | `PaddingStrategy`, `TruncationStrategy` | imported by `text_tokenizer` only | none |
@@ -120,6 +121,7 @@ class LogitsOutput(_BothNames, CausalLMOutputWithPast):
 # ---------------------------------------------------------------------------------------------------------- the hooks
 
 DECLARED: Mapping[str, str] = {
+    "input_layer": "_input_embed_layer",
     "tied_weights": "_tied_weights_keys",
     "kept_in_float32": "_keep_in_fp32_modules_strict",
     "supports_flash_attention": "_supports_flash_attn",
@@ -156,12 +158,14 @@ class TransformersModel(TypedModel, OwnCacheGenerationMixin):
     """`PreTrainedModel` with public names for the private hooks that transformers calls.
 
     Attributes:
+        input_layer: the attribute that is the input embedding; the output embedding is `lm_head`.
         tied_weights: target -> source, by parameter name.
         kept_in_float32: names of modules that stay in float32 in a model of lower precision.
         initializes_containers: `initialize` is also called for modules whose weights all belong to modules inside.
     """
 
     _supports_sdpa = True
+    input_layer: ClassVar[str]
     tied_weights: ClassVar[dict[str, str]]
     kept_in_float32: ClassVar[tuple[str, ...]]
     supports_flash_attention: ClassVar[bool]
