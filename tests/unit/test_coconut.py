@@ -20,7 +20,7 @@ from mentalese.errors import InputError
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
 from mentalese.families.coconut.plain import Coconut
-from mentalese.models.decoder_config import WINDOWED
+from mentalese.models.config import WINDOWED
 from mentalese.nn.loss import IGNORED
 from support import sharing, training_losses
 

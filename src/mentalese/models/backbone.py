@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import Conv1D, GradientCheckpointingLayer, PreTrainedConfig, PreTrainedModel
 
 from mentalese.errors import InputError, require
-from mentalese.models.decoder_config import PAIRED, sliding_window
+from mentalese.models.config import PAIRED, sliding_window
 from mentalese.models.transformers_seam import attention_of
 
 

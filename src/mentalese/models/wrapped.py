@@ -20,7 +20,7 @@ from mentalese.models.backbone import (
     output_head_of,
 )
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.decoder_config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
+from mentalese.models.config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mentalese.models.decoder_config import WINDOWED, WrappedDecoderConfig
+from mentalese.models.config import WINDOWED, WrappedDecoderConfig
 from mentalese.values import NonNegativeNumber, Positive
 
 GateName = Literal["read", "forget", "write"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mentalese.errors import InputError, require
-from mentalese.models.decoder_config import LayeredDecoderConfig
+from mentalese.models.config import LayeredDecoderConfig
 from mentalese.values import NonNegative, NonNegativeNumber, Positive
 
 AtLeastTwo = Annotated[Positive, Field(ge=2)]

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from mentalese.errors import require
-from mentalese.models.decoder_config import LayeredDecoderConfig
+from mentalese.models.config import LayeredDecoderConfig
 from mentalese.values import NonNegative, Positive, PositiveNumber
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
