@@ -290,8 +290,8 @@ class WrappedDecoderConfig(LatentThoughtConfig):
 
     @property
     def reads_windows(self) -> bool:
-        """True if the decoder may have sliding windows."""
-        return False
+        """True if the decoder may have sliding windows: all columns between a row's tokens are tokens."""
+        return True
 
     @property
     def max_position_embeddings(self) -> int | None:
@@ -309,10 +309,3 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     def validate_architecture(self) -> None:
         super().validate_architecture()
         check_full_attention(f"{self.model_type}.backbone", self.backbone_config, windows=self.reads_windows)
-
-
-class LayeredDecoderConfig(WrappedDecoderConfig):
-    """A model that reads or adds in front of its decoder's layers; all columns between a row's tokens are tokens."""
-
-    model_type = "layered_decoder"
-    reads_windows = True

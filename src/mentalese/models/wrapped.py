@@ -20,7 +20,7 @@ from mentalese.models.backbone import (
     output_head_of,
 )
 from mentalese.models.cache import ThoughtCache
-from mentalese.models.config import PAIRED, LayeredDecoderConfig, WrappedDecoderConfig, sliding_window
+from mentalese.models.config import PAIRED, WrappedDecoderConfig, sliding_window
 from mentalese.models.hf import E, LatentThoughtModel, Limits
 from mentalese.models.places import places
 from mentalese.models.transformers_seam import CACHE, attention_of, initialize_as, set_attention
@@ -100,10 +100,9 @@ class WrappedDecoder(LatentThoughtModel[E]):
 class LayeredDecoder(WrappedDecoder[E]):
     """A decoder with additions in front of its layers; its initialisation is the model's."""
 
-    config_class = LayeredDecoderConfig
     initializes_containers = True  # GPT-2's rule for its attention scales the projections inside it down
 
-    def __init__(self, config: LayeredDecoderConfig) -> None:
+    def __init__(self, config: WrappedDecoderConfig) -> None:
         super().__init__(config)
         self.places = places(f"{config.model_type}.backbone", self.backbone)
         self._window = sliding_window(self.backbone.config)

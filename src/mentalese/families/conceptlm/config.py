@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mentalese.errors import InputError, require
-from mentalese.models.config import LayeredDecoderConfig
+from mentalese.models.config import WrappedDecoderConfig
 from mentalese.values import NonNegative, NonNegativeNumber, Positive
 
 AtLeastTwo = Annotated[Positive, Field(ge=2)]
 
 
-class ConceptLMConfig(LayeredDecoderConfig):
+class ConceptLMConfig(WrappedDecoderConfig):
     """ConceptLM ("Next Concept Prediction in Discrete Latent Space Leads to Stronger Language Models").
 
     Attributes:
@@ -84,7 +84,7 @@ class ConceptLMConfig(LayeredDecoderConfig):
         self.require(silent, "silent_start", "with fusion 'norm_sum', or without a codebook, zeros add something")
 
 
-class MTPConfig(LayeredDecoderConfig):
+class MTPConfig(WrappedDecoderConfig):
     """Multi-token prediction (Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction").
 
     Attributes:

@@ -6,14 +6,14 @@ import math
 from typing import Literal
 
 from mentalese.errors import require
-from mentalese.models.config import LayeredDecoderConfig
+from mentalese.models.config import WrappedDecoderConfig
 from mentalese.values import NonNegative, Positive, PositiveNumber
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 """Decoders whose layers are attention and MLP, each after a norm, with rotary positions and embeddings as they are."""
 
 
-class LoopedConfig(LayeredDecoderConfig):
+class LoopedConfig(WrappedDecoderConfig):
     """Recurrent depth (Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning", section 3).
 
     Attributes:
