@@ -230,10 +230,8 @@ def unsealed(content: JsonObject, where: object) -> JsonObject:
     """Return the content without its checksum, if it has one; raise `InputError` if it has changed since."""
     noted = content.pop(CHECKSUM, None)
     if noted is not None and noted != checksum(content):
-        raise InputError(
-            f"{where} has changed since it was written (its checksum differs): use an intact copy, or remove "
-            f"{CHECKSUM!r} from it to keep the change"
-        )
+        remedy = f"use an intact copy, or remove {CHECKSUM!r} from it to keep the change"
+        raise InputError(f"{where} has changed since it was written (its checksum differs): {remedy}")
     return content
 
 
@@ -261,7 +259,5 @@ def check_files(folder: Path, *, weights: bool = False) -> None:
         require(isinstance(hashes, dict), f"{kind} in {record}", hashes, "use an intact copy")
         for name, expected in hashes.items():
             if not (folder / name).is_file() or sha256(folder / name) != expected:
-                raise InputError(
-                    f"{folder / name} is missing or has changed since it was saved: use an intact copy, or remove "
-                    f"{kind!r} and {CHECKSUM!r} from {record} to keep the change"
-                )
+                remedy = f"use an intact copy, or remove {kind!r} and {CHECKSUM!r} from {record} to keep the change"
+                raise InputError(f"{folder / name} is missing or has changed since it was saved: {remedy}")

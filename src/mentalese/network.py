@@ -62,10 +62,8 @@ def hub_or_cache(field: str, name: str) -> Iterator[bool]:
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{field} is {name!r}: the hub cannot be reached ({reason}) and this machine has no copy: connect, "
-            "or use a local folder or file"
-        ) from error
+        remedy = "this machine has no copy: connect, or use a local folder or file"
+        raise InputError(f"{field} is {name!r}: the hub cannot be reached ({reason}) and {remedy}") from error
     finally:
         for module, value in zip(modules, before, strict=True):
             module.HF_HUB_OFFLINE = value

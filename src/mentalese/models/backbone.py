@@ -78,10 +78,8 @@ def build_decoder(where: str, config: PreTrainedConfig, attn_implementation: str
     except ValueError as error:
         if attn_implementation is None or "attention" not in str(error):
             raise
-        raise InputError(
-            f"attn_implementation is {attn_implementation!r}: the backbone, a {config.model_type}, does not have it; "
-            "remove it, or use eager"
-        ) from error
+        remedy = f"the backbone, a {config.model_type}, does not have it; remove it, or use eager"
+        raise InputError(f"attn_implementation is {attn_implementation!r}: {remedy}") from error
     reads = "inputs_embeds" in inspect.signature(model.base_model.forward).parameters
     require(reads, f"{where}.model_type", config.model_type, "it does not read inputs_embeds, use another")
     output_head_of(model)
@@ -187,9 +185,8 @@ def _is_plain(decoder: PreTrainedModel, head: nn.Module | None) -> bool:
     """Test if a decoder gives its last hidden states to its head, and returns what the head does, unchanged."""
     names = [name for name, child in decoder.named_children() if child is head]
     if head is None or not names:
-        raise InputError(
-            f"{type(decoder).__name__} has no output embedding next to its layers: use another decoder (gpt2, llama)"
-        )
+        remedy = "use another decoder (gpt2, llama)"
+        raise InputError(f"{type(decoder).__name__} has no output embedding next to its layers: {remedy}")
     # Values beyond any cap; of all tokens, since some decoders cut padding off.
     sizes = decoder.config.hidden_size, decoder.config.vocab_size
     hidden, logits = (torch.linspace(-1000, 1000, size, device="cpu")[None] for size in sizes)

@@ -229,10 +229,9 @@ def load_model(
         raise InputError(problem) from error
     fingerprint = about.get("tokenizer_fingerprint", tokenizer_fingerprint(tokenizer))
     if len(tokenizer) > config.vocab_size or tokenizer_fingerprint(tokenizer) != fingerprint:
-        raise InputError(
-            f"{name}: the tokenizer ({len(tokenizer)} tokens) is not the one the model ({config.vocab_size}) was "
-            "trained with: restore that one"
-        )
+        there, here = len(tokenizer), config.vocab_size
+        problem = f"the tokenizer ({there} tokens) is not the one the model ({here}) was trained with"
+        raise InputError(f"{name}: {problem}: restore that one")
     try:
         device = torch.device(device)
         torch.empty(0, device=device)

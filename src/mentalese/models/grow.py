@@ -184,11 +184,8 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
 
 
 def _other_base(path: str, name: str, there: object, here: object) -> InputError:
-    return InputError(
-        f"train.init is {path!r}, which was made from another base: {name} is {there} there and {here} here; use a "
-        "checkpoint of the recipe's own model, or set the same in its model",
-        "train.init",
-    )
+    remedy = f"{name} is {there} there and {here} here; use a checkpoint of the recipe's model, or change that"
+    return InputError(f"train.init is {path!r}, which was made from another base: {remedy}", "train.init")
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:

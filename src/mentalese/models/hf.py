@@ -305,10 +305,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """Return the tokens of a call, or raise what `forward` does."""
         devices = set(getattr(self, "hf_device_map", {}).values()) - {"cpu", "disk"}
         if len(devices) > 1:
-            raise InputError(
-                f"device_map spreads the model over {len(devices)} devices: layers share thoughts, so put it on one, "
-                'as device_map={"": 0}'
-            )
+            remedy = 'layers share thoughts, so put it on one, as device_map={"": 0}'
+            raise InputError(f"device_map spreads the model over {len(devices)} devices: {remedy}", "device_map")
         remedy = "this model finds its thoughts by tokens, so pass only input_ids"
         require(input_ids is not None, "input_ids", input_ids, remedy)
         return check_tokens(input_ids, self)
@@ -332,19 +330,14 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         if use_cache is None:
             use_cache = self.config.use_cache and self.limits.cache is None and not self.training
         if cache is not None and not isinstance(cache, self.cache_class):
-            raise InputError(
-                f"{CACHE} is a {type(cache).__name__}: {type(self).__name__} needs a "
-                f"{self.cache_class.__name__} (remove the argument, or use model.new_cache())"
-            )
+            remedy = f"{type(self).__name__} needs a {self.cache_class.__name__}, as model.new_cache() makes"
+            raise InputError(f"{CACHE} is a {type(cache).__name__}: {remedy}", CACHE)
         if cache is None and not use_cache:
             return None
         if (why := self.limits.cache) is not None:
             raise InputError(f"{'use_cache is True' if cache is None else f'{CACHE} is set'}: {why}, use_cache=False")
         if self.training and any(getattr(module, "gradient_checkpointing", False) for module in self.modules()):
-            raise InputError(
-                "a cache in training with gradient checkpointing would be written twice: set use_cache=False, or call "
-                "model.eval()"
-            )
+            raise InputError("gradient checkpointing in training would write a cache twice: set use_cache=False")
         return self.new_cache() if cache is None else cache
 
     def _warn_about_logits(self, logits_to_keep: int | Tensor) -> None:

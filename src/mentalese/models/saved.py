@@ -229,10 +229,8 @@ class Saved:
             store = dataclasses.replace(store, splits={split: store.splits["test"]})
         marked = add_markers(self.tokenizer, latents=(layout or self.layout).questions)
         if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
-            raise InputError(
-                f"the text was tokenised with {self.data.tokenizer}, which is not the checkpoint's tokenizer: "
-                "save the tokenizer with its sentence and document markers in the model's folder"
-            )
+            remedy = "save the model's own, with its markers, in the model's folder"
+            raise InputError(f"the text was tokenised with {self.data.tokenizer}, another tokenizer: {remedy}")
         require(split in store.splits, "split", split, f"{self.data.source} has {', '.join(store.splits)}")
         return store
 

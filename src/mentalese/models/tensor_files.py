@@ -56,10 +56,8 @@ def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: 
         there = f"{stored[full].properties.dtype} {tuple(stored[full].size)}" if full in stored else "missing"
         here = f"{targets[full].dtype} {tuple(targets[full].shape)}" if full in targets else "missing"
         if there != here:
-            raise InputError(
-                f"{folder} is another model's ({full} is {there} in it and {here} in this run): resume with the recipe "
-                "that wrote it"
-            )
+            difference = f"{full} is {there} in it and {here} in this run"
+            raise InputError(f"{folder} is another model's ({difference}): resume with the recipe that wrote it")
 
 
 class DamagedError(Exception):

@@ -170,10 +170,8 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         truncation = options.pop("truncation_strategy", TruncationStrategy.DO_NOT_TRUNCATE)
         longest = options.get("max_length")
         if options.pop("is_split_into_words", False) or options.pop("return_overflowing_tokens", False):
-            raise InputError(
-                "is_split_into_words and return_overflowing_tokens cut a text where this model's layout does not: "
-                "pass whole texts, or add_special_tokens=False"
-            )
+            names = "is_split_into_words and return_overflowing_tokens"
+            raise InputError(f"{names} cut a text where this model's layout does not: pass whole texts")
         self.set_truncation_and_padding(
             PaddingStrategy.DO_NOT_PAD, TruncationStrategy.DO_NOT_TRUNCATE, 0, 0, None, None
         )

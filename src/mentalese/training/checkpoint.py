@@ -144,10 +144,9 @@ class Checkpointer:
                 raise cause from None
             steps = self._steps()
             remaining = f"the newest whole one is step {steps[-1]}" if steps else "there is none yet"
-            raise InputError(
-                f"{self.folder}: no space left for the checkpoint of step {step} ({remaining}): free some, lower "
-                "train.keep_checkpoints or use another --out"
-            ) from cause
+            remedy = "free some, lower train.keep_checkpoints or use another --out"
+            place = f"{self.folder}: no space left for the checkpoint of step {step}"
+            raise InputError(f"{place} ({remaining}): {remedy}") from cause
 
     def _publish(self, temporary: Path, final: Path, described: str, sums: list[dict[str, str]]) -> None:
         """Complete the folder, rename it in one operation and remove the oldest checkpoints."""
