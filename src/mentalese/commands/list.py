@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import textwrap
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -116,15 +116,10 @@ def _print_overview(everything: Mapping[str, Mapping[str, str]]) -> None:
     for name, description in everything["families"].items():
         print(f"  {textwrap.shorten(f'{name}: {description}', width() - 2, placeholder=' ..')}")
         main_recipes = [recipe.name for recipe in sorted(_of_family(name).values(), key=_rank) if not recipe.paper]
-        count, lines = len(main_recipes), _wrapped(main_recipes)
-        while len(lines) > 2:
-            count -= 1
-            rest = f"(+{len(main_recipes) - count}: list --family {name})"
-            lines = _wrapped([*main_recipes[:count], rest.replace(" ", "\0")])
-        print("\n".join(lines).replace("\0", " "))
+        print(_wrapped(main_recipes, max_lines=2, placeholder=f"  .. (list --family {name})"))
     print()
     for title in ("collections", "data", "figures"):
-        print(f"{title}:", *_wrapped([*everything[title]]), sep="\n")
+        print(f"{title}:\n{_wrapped(everything[title])}")
     tables = sum(recipe.paper is not None for recipe in recipes().values())
     print(f"\n{tables} more recipes are settings of papers' tables: --all, --table 'Table 1' or PATTERN lists them.")
 
@@ -135,6 +130,6 @@ def _rank(recipe: Recipe) -> int:
     return first.index(name) if name in first else len(first) + (not name.startswith(PUBLISHED))
 
 
-def _wrapped(names: list[str]) -> list[str]:
-    lines = textwrap.wrap("  ".join(names), width() - 4, break_on_hyphens=False, break_long_words=False)
-    return [f"    {line}" for line in lines]
+def _wrapped(names: Iterable[str], **limits: Any) -> str:
+    lines = textwrap.wrap("  ".join(names), width() - 4, break_on_hyphens=False, break_long_words=False, **limits)
+    return textwrap.indent("\n".join(lines), "    ")
