@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 import mentalese
 from mentalese import InputError, get_recipe, override
-from mentalese.data.batch import question_batches
+from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import Coconut

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, TrainConfig
-from mentalese.data.batch import evaluation_batches
 from mentalese.data.documents import Document, one_line
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams, layout_class
 from mentalese.data.sentences import SentenceEncoder
 from mentalese.data.split import Split

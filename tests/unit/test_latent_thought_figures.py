@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.analyses.figures import write_figure
-from mentalese.data.batch import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
 from mentalese.errors import InputError

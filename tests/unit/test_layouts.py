@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mentalese import Family, InputError, Recipe, TrainConfig, evaluate, get_recipe, load, registry
 from mentalese.data import layouts
-from mentalese.data.batch import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Marked, Packed, PerDocument, QuestionAnswer, RowLayout, SentenceStreams
 from mentalese.data.rows import Rows, document_windows
 from mentalese.data.split import Split

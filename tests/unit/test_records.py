@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mentalese.data import tokenizers
-from mentalese.data.batch import Batch, evaluation_batches, question_batches
+from mentalese.data.batch import Batch
+from mentalese.data.evaluation import evaluation_batches, question_batches
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers

@@ -17,7 +17,7 @@ from markupsafe import escape
 from comparisons import HOSTILE
 from mentalese import cli
 from mentalese.compare.compare import compare, run_folder
-from mentalese.data.batch import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions

@@ -94,7 +94,8 @@ def in_rows(saved: Saved, longest: int | None = None) -> Saved:
 
 def batches(saved: Saved, split: Split, title: str, rows: int | None = None) -> Iterator[Batch]:
     """Yield a split, or its first rows, in batches on the model's device, with progress on standard error."""
-    from mentalese.data.batch import evaluation_batches, to_device
+    from mentalese.data.batch import to_device
+    from mentalese.data.evaluation import evaluation_batches
     from mentalese.screen import progress
 
     evaluation = saved.evaluation

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mentalese.compare.compare import flops_per_token
-from mentalese.data.batch import evaluation_batches, to_device
+from mentalese.data.batch import to_device
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.recipe import EvaluationConfig, Recipe
 from mentalese.training.loop import Run
 from mentalese.training.memory import LiveBytes, peak_memory, release_free_memory

@@ -23,7 +23,7 @@ from mentalese.data.batch import Batch, to_device
 from mentalese.data.prompts import PromptEncoder, TextRow, check_prompts
 from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError, require
-from mentalese.evaluation.measures import Questions
+from mentalese.evaluation.options import Questions
 from mentalese.models import hf
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length

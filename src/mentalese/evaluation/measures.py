@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.evaluation import reversal
-from mentalese.evaluation.options import EvaluationOptions, TextOptions
+from mentalese.evaluation.options import EvaluationOptions, Questions, TextOptions
 from mentalese.files import sha256
 from mentalese.install import install_command
 from mentalese.models.build import check_length
@@ -18,7 +17,7 @@ from mentalese.models.saved import Saved
 from mentalese.network import hub_or_cache
 
 if TYPE_CHECKING:
-    from lm_eval.tasks.manager import TaskDict
+    pass
 
 HUB = "hub:"
 """Prefix of the names of lm-eval's own tasks."""
@@ -124,24 +123,6 @@ def perplexity(saved: Saved, options: EvaluationOptions, *, show: bool = False) 
 
 
 # -- zero-shot questions -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Questions:
-    """Questions from a set of local files, or from a task, group or tag of lm-eval.
-
-    Attributes:
-        tasks: the result of `lm_eval.tasks.TaskManager.load`; for a set one task per file, by the file's name.
-        limit: the most questions of each file or task.
-        shots: examples before each question; `None`: the task's default.
-        data_hash: hash of the files; `None` for tasks of lm-eval.
-    """
-
-    name: str
-    tasks: TaskDict
-    limit: int | None
-    shots: int | None = None
-    data_hash: str | None = None
 
 
 def read_questions(name: str, options: EvaluationOptions) -> Questions:

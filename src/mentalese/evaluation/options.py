@@ -5,6 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
@@ -15,6 +16,8 @@ from mentalese.errors import require
 from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, checked_dataclass
 
 if TYPE_CHECKING:
+    from lm_eval.tasks.manager import TaskDict
+
     from mentalese.data.store import TokenStore
     from mentalese.models.saved import Saved
 
@@ -217,3 +220,21 @@ class SampleOptions(TextOptions):
     @property
     def decodings(self) -> tuple[Decoding, ...]:
         return (self.decoding,) if self.decoding else ("greedy", "multinomial")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions from a set of local files, or from a task, group or tag of lm-eval.
+
+    Attributes:
+        tasks: the result of `lm_eval.tasks.TaskManager.load`; for a set one task per file, by the file's name.
+        limit: the most questions of each file or task.
+        shots: examples before each question; `None`: the task's default.
+        data_hash: hash of the files; `None` for tasks of lm-eval.
+    """
+
+    name: str
+    tasks: TaskDict
+    limit: int | None
+    shots: int | None = None
+    data_hash: str | None = None

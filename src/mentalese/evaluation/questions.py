@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from mentalese.data.batch import Batch, by_length, question_batches
+from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
+from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import Turn, decode, decode_after, question_text, user_turn

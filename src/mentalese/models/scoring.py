@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mentalese.data.batch import Batch, evaluation_batches, to_device
+from mentalese.data.batch import Batch, to_device
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import beginning, decode, lost_in_tokens
 from mentalese.errors import require

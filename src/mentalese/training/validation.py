@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mentalese.data.batch import evaluation_batches
+from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.store import TokenStore
 from mentalese.data.tokenizers import decode, question_text, user_turn

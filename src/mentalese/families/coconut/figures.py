@@ -135,7 +135,7 @@ def _think(saved: Saved, rows: Batch) -> CoconutEncoded:
 
 def _thinking(saved: Saved, split: Split, label: str) -> Iterator[tuple[list[int], CoconutEncoded]]:
     """Yield, batch by batch, indices of questions in the split and the latents after these questions."""
-    from mentalese.data.batch import question_batches
+    from mentalese.data.evaluation import question_batches
     from mentalese.screen import progress
 
     done = 0

@@ -66,7 +66,8 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
     """Return perplexity and the relative movement of the state for 1 to `most` turns."""
     import torch
 
-    from mentalese.data.batch import evaluation_batches, to_device
+    from mentalese.data.batch import to_device
+    from mentalese.data.evaluation import evaluation_batches
     from mentalese.families.looped.model import LoopedForCausalLM
     from mentalese.nn.loss import IGNORED
 
