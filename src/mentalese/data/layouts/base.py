@@ -273,7 +273,8 @@ class RowLayout(Layout):
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
         parts = ranks * micro_batches
-        remedy = f"set a multiple of {parts}, {ranks} ranks times train.gradient_accumulation_steps {micro_batches}"
+        factors = f"{ranks} ranks times train.gradient_accumulation_steps {micro_batches}"
+        remedy = f"set a multiple of {parts}, which is {factors}"
         require(self.batch_size % parts == 0, "layout.batch_size", self.batch_size, remedy)
 
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
