@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mentalese import Recipe, override, recipes
-from mentalese.data import prosqa, sentences, tokenizers
+from mentalese.data import generated, sentences, tokenizers
 from mentalese.data.sources import open_source
 from mentalese.data.store import prepare
 from mentalese.recipe import TrainConfig
@@ -201,7 +201,7 @@ def graphs(folder: Path) -> None:
     """ProsQA's files, as published but for the fields that no one reads."""
     folder.mkdir(parents=True)
     for seed, part in enumerate(("train", "valid", "test")):
-        questions = prosqa.prosqa_questions(200, seed)
+        questions = generated.prosqa_questions(200, seed)
         rows = [{"question": one.question, "steps": list(one.steps), "answer": one.answer} for one in questions]
         (folder / f"prosqa_{part}.json").write_text(json.dumps(rows))
 
@@ -263,11 +263,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patched.setattr(sentences, "version", lambda name: "2.2.0" if name == "wtpsplit" else version(name))
         for split in HELD_OUT:
             patched.setitem(HELD_OUT, split, 50)
-        patched.setattr(prosqa, "TRAIN", 400)
-        prosqa.prosqa.cache_clear()
+        patched.setattr(generated, "TRAIN", 400)
+        generated.prosqa.cache_clear()
         patched.setenv("MENTALESE_CACHE", str(root / "cache"))
         yield
-    prosqa.prosqa.cache_clear()
+    generated.prosqa.cache_clear()
 
 
 def few(source: str) -> str:
