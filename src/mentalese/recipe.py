@@ -87,8 +87,8 @@ class TrainConfig:
 
     Attributes:
         steps, epochs, tokens: the length of the run: set one of the three.
-        epoch_documents: documents of an epoch, about: the text is dealt into parts of this size, which epochs read in
-            turn. `None`: an epoch reads all documents.
+        epoch_documents: documents of an epoch, about: documents are dealt in turn into parts of this size, which
+            epochs read in turn. `None`: an epoch reads all documents.
         schedule_share: the share of the learning rate's schedule, and of the phases' ramps, that the run covers; below
             1 the run is the beginning of a longer one, whose checkpoint a table reports (Latent Thought Models, Table
             1, the row LTM-Large).

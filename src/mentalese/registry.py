@@ -35,11 +35,13 @@ MODELS: dict[str, str] = {}
 
 
 class Tested(TypedDict, total=False):
-    """Ways of the contract tests with a small recipe: learning a batch takes `steps` at `learning_rate`.
+    """Ways of the contract tests with a small recipe.
 
     Attributes:
         causal: fields of the config under which no prediction depends on later tokens, if the recipe's own do not.
         steady: fields under which training draws nothing at random.
+        steps: steps after which a batch is learnt by heart.
+        learning_rate: the rate at which it is learnt.
     """
 
     causal: dict[str, str]

@@ -405,6 +405,22 @@ def test_epochs_of_some_documents_read_them_in_turn() -> None:
     assert one.text_read() == {"train_tokens": 3 + 6, "train_documents": 2, "available_documents": 6}
 
 
+def test_parts_too_small_for_a_batch_name_the_field() -> None:
+    with pytest.raises(
+        InputError, match=r"train.epoch_documents is 1: layout.batch_size is 2: .* only 1 rows"
+    ) as error:
+        make_plan(
+            make_split([3], [4]), train=TrainConfig(epochs=1, epoch_documents=1), kind="per_document", batch_size=2
+        )
+    assert error.value.field == "train.epoch_documents"
+
+
+def test_a_run_says_how_many_documents_it_does_not_read() -> None:
+    train = TrainConfig(epochs=1, epoch_documents=2)
+    plan = make_plan(make_split(*[[3]] * 6), train=train, kind="per_document", batch_size=2)
+    assert plan.remarks() == ["the run ends before it has read 4 of 6 documents (train.epoch_documents is 2)"]
+
+
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 

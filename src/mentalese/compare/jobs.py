@@ -165,19 +165,22 @@ class _Work:
 def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> None:
     """Train jobs by an executor, at most `count` at once."""
     running: dict[int, Running] = {}
-    with stop_signals() as signals, progress("runs", 0, start=len(work.results), show=show) as bar:
+    before: list[float] = []  # the share of each job that an earlier call trained: no part of the remaining time
+    with stop_signals() as signals, progress("runs", 0, show=show) as bar:
         try:
             while running or work.waiting:
+                added = range(len(before), len(work.jobs))
+                before += [1.0 if i in work.results else _share(work.jobs[i]) for i in added]
+                bar.total, bar.start = len(work.jobs), sum(before)
                 while len(running) < count and work.waiting:
                     index = work.take()
                     job = work.jobs[index]
-                    bar.start += _share(job)  # of an earlier call, so that its work is not part of the remaining time
                     order = {"recipe": job.recipe.to_dict(), "folder": str(job.folder), "argv": sys.argv}
                     running[index] = executor.submit(order, job.folder.parent / "submitit")
                 shares = [(work.jobs[index], _share(work.jobs[index])) for index in running]
                 names = ", ".join(f"{job.recipe.name} {job.folder.name} {share:.0%}" for job, share in shares)
-                bar.total, done = len(work.jobs), len(work.results)
-                bar.update(done + sum(share for _, share in shares), f"{done} of {bar.total} done  {names}")
+                done = len(work.results) + sum(share for _, share in shares) + sum(before[i] for _, i in work.waiting)
+                bar.update(done, f"{len(work.results)} of {bar.total} done  {names}")
                 for index in [index for index, training in running.items() if training.done()]:
                     work.finish(index, _result(work.jobs[index], running.pop(index).result()))
                 if signals.first:

@@ -31,7 +31,8 @@ class SetFormat:
     Attributes:
         files: pattern inside the folder of all sets; files may be gzipped.
         parts: number of files; the metrics are means over the files, each of which counts the same.
-        texts, may_be_empty: columns of text.
+        texts: columns of text.
+        may_be_empty: columns of text that may be empty.
         choices: column of a list of choices, or one column for each choice; the first one has the number `first`.
         label: column of the right choice's number, or the number itself.
         premise: column before a choice for its rank by perplexity; `None`: the context that lm-eval uses.

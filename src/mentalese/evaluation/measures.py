@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mentalese.errors import InputError, nearest, require
 from mentalese.evaluation import reversal
@@ -15,9 +15,6 @@ from mentalese.install import install_command
 from mentalese.models.build import check_length
 from mentalese.models.saved import Saved
 from mentalese.network import hub_or_cache
-
-if TYPE_CHECKING:
-    pass
 
 HUB = "hub:"
 """Prefix of the names of lm-eval's own tasks."""

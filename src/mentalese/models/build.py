@@ -103,7 +103,8 @@ def check_context(config: PreTrainedConfig, recipe: Recipe) -> None:
     span, whole = fixed_length(data.sentences), data.sentences == "none"
     if sentence is not None and (whole or (span or data.max_sentence_tokens) > sentence):
         name = "sentences" if whole or span else "max_sentence_tokens"
-        remedy = f"the model has positions for sentences of {sentence} tokens; set a larger model.max_sentence_tokens"
+        remedy = f"the model has positions for sentences of {sentence} tokens; split into such"
+        remedy = f"{remedy}, or set a larger model.max_sentence_tokens"
         raise InputError(f"data.{name} is {getattr(data, name)!r}: {remedy}", f"data.{name}")
 
 

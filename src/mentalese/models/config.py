@@ -291,7 +291,7 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     @property
     def reads_windows(self) -> bool:
         """True if the decoder may have sliding windows: all columns between a row's tokens are tokens."""
-        return True
+        return False
 
     @property
     def max_position_embeddings(self) -> int | None:

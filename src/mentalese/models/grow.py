@@ -184,8 +184,9 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
 
 
 def _other_base(path: str, name: str, there: object, here: object) -> InputError:
-    remedy = f"{name} is {there} there and {here} here; use a checkpoint of the recipe's model, or change that"
-    return InputError(f"train.init is {path!r}, which was made from another base: {remedy}", "train.init")
+    remedy = "use a checkpoint of the recipe's own model, or set the same in its model"
+    reason = f"which was made from another base: {name} is {there} there and {here} here"
+    return InputError(f"train.init is {path!r}, {reason}; {remedy}", "train.init")
 
 
 def _deepen(base: PreTrainedModel, layers: int) -> None:

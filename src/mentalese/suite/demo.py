@@ -8,6 +8,7 @@ The page begins with a pretrained chat model that thinks, if its base is in the 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,10 +55,10 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
         InputError: `out` contains other runs or another `index.html`, or cannot be written.
     """
     check_page(out / "index.html", "demo.json")
+    pretrained = _pretrained(out)
     results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs, show=show)
     rows = []
     torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
-    pretrained = _pretrained(out)
     for (name, part), result in zip(DEMO.items(), results):
         assert result is not None  # these may not diverge
         rows.append(_shown(name, part, out / name) | {"seconds": result["seconds"], "tokens": result["tokens"]})
@@ -74,9 +75,9 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
 
 
 def _pretrained(out: Path) -> Entry | None:
-    """Return the entry of the chat model and write its page; `None` if the model or its base is missing."""
-    name = PRETRAINED.removeprefix(PREFIX)
-    if not (cached_models() / SMOLLM2).is_dir() or name not in packaged_models():
+    """Return the entry of the chat model and write its page; `None` if the model, its base or PEFT is missing."""
+    name, has_base = PRETRAINED.removeprefix(PREFIX), (cached_models() / SMOLLM2).is_dir()
+    if not has_base or name not in packaged_models() or importlib.util.find_spec("peft") is None:
         return None
     models = _controlled(PRETRAINED, ASKED)
     scores, examples = _asked(models)

@@ -16,7 +16,7 @@ from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
-from mentalese.errors import require
+from mentalese.errors import InputError, require
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import Clock, Recipe
 
@@ -144,11 +144,11 @@ class Plan:
 
     def text_read(self) -> dict[str, int]:
         """Return numbers of tokens, documents and questions without steps that the run reads, and of all documents."""
-        read = np.arange(len(self.split.document_bytes)) % self._parts <= self._epoch_of(self.total_steps - 1)
-        documents = int(read.sum())
+        read = self._read()
+        documents = len(read.document_bytes)
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
         return without_steps | {
-            "train_tokens": int(np.diff(self.split.documents)[read].sum()) - documents,
+            "train_tokens": len(read.tokens) - documents,
             "train_documents": documents,
             "available_documents": self.available_documents,
         }
@@ -170,17 +170,23 @@ class Plan:
 
     def without_steps(self) -> int:
         """Count the training questions without steps, of a layout that reads steps."""
-        return max(layout.without_steps(self.split) for layout in self.recipe.layouts())
+        read = self._read()
+        return max(layout.without_steps(read) for layout in self.recipe.layouts())
 
     def remarks(self) -> list[str]:
         """Return remarks for before the run: unused parts of its text and recipe, and missing data."""
-        phases, documents, last = self.recipe.phases, len(self.split.document_bytes), self.total_steps - 1
+        phases, documents, last = self.recipe.phases, len(self._read().document_bytes), self.total_steps - 1
         epoch_start = self._first_steps[self._epoch_of(last)]
         remarks = []
-        if documents < self.available_documents:
+        if (first := len(self.split.document_bytes)) < self.available_documents:
             remarks.append(
-                f"the run trains on the first {documents:,} of {self.available_documents:,} documents "
+                f"the run trains on the first {first:,} of {self.available_documents:,} documents "
                 f"(data.train_tokens is {self.recipe.data.train_tokens:,}); for all of them set this field to None"
+            )
+        if documents < first:
+            remarks.append(
+                f"the run ends before it has read {first - documents:,} of {first:,} documents "
+                f"(train.epoch_documents is {self.recipe.train.epoch_documents:,})"
             )
         late = [p for p in phases if self._clock(epoch_start if p.layout else last, p.clock) < p.start]
         if late:
@@ -242,7 +248,20 @@ class Plan:
         if self._parts > 1:
             split = split.select(np.arange(len(split.document_bytes)) % self._parts == number % self._parts)
         rows = layout.training_rows(split, generator)
-        return _Epoch(split, rows, *layout.pack(rows, split, generator))
+        try:
+            return _Epoch(split, rows, *layout.pack(rows, split, generator))
+        except InputError as error:
+            documents = self.recipe.train.epoch_documents
+            if self._parts == 1:
+                raise
+            raise InputError(f"train.epoch_documents is {documents}: {error}", "train.epoch_documents") from error
+
+    def _read(self) -> Split:
+        """Return the documents that the run reads."""
+        epochs = self._epoch_of(self.total_steps - 1) + 1
+        if epochs >= self._parts:
+            return self.split
+        return self.split.select(np.arange(len(self.split.document_bytes)) % self._parts < epochs)
 
     def _count_epoch(self) -> None:
         """Count one more epoch."""

@@ -200,7 +200,8 @@ class Layout(ABC):
         """Encode prompts for a model of this layout to continue. A marker's name in a prompt is plain text.
 
         Args:
-            data, mask_token_id: see `PromptEncoder`.
+            data: the text of training, as `PromptEncoder` takes it.
+            mask_token_id: the token that stands for a gap, if the model fills gaps.
             before: a text in front of each prompt, such as shots, that is not changed; `None`: nothing.
             chat: each prompt is a message of a user, in the tokenizer's chat template.
 
@@ -284,8 +285,8 @@ class RowLayout(Layout):
         rare, and each epoch has other batches. For rows of one length this is a shuffle.
         """
         size, batches = self.batch_size, len(rows) // self.batch_size
-        remedy = f"the training split has only {len(rows)} rows of at most {self.sequence_length} tokens; set less"
-        require(batches > 0, "layout.batch_size", size, f"{remedy} or use more text")
+        remedy = f"the training split has only {len(rows)} rows of at most {self.sequence_length} tokens"
+        require(batches > 0, "layout.batch_size", size, f"{remedy}; set a smaller batch or use more text")
         order = generator.permutation(len(rows))[: batches * size]
         group = np.arange(len(order)) // (_BATCHES_SORTED_TOGETHER * size)
         order = order[np.lexsort((-rows.lengths[order], group))].reshape(batches, size)

@@ -37,6 +37,7 @@ class ConceptLMConfig(WrappedDecoderConfig):
     """
 
     model_type = "conceptlm"
+    reads_windows = True
     constants = {"concept_weights": "logits", "ntp_weight": 1.0}  # noqa: RUF012 (never written to)
     insert_depth: NonNegative = 1
     concept_layers: Positive = 2
@@ -93,6 +94,7 @@ class MTPConfig(WrappedDecoderConfig):
     """
 
     model_type = "mtp"
+    reads_windows = True
     constants = {"mtp_weight": 1.0}  # noqa: RUF012 (never written to)
     num_future_tokens: AtLeastTwo = 4
 

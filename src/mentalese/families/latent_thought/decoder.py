@@ -149,7 +149,7 @@ class Block(GradientCheckpointingLayer):
     def forward(
         self, x: Tensor, z: Tensor | None, packed: PackedBatch, *, before_z: bool = True, after: bool = True
     ) -> Tensor:
-        """Return the states [B, N, d] after the block, or its self-attention (`before_z`) or the rest (`after`).
+        """Return the states [B, N, d] after the block; `before_z` runs its self-attention, `after` the rest.
 
         Thoughts are [B, n, d]; `None` without thoughts, or if the pass ends before them.
         """

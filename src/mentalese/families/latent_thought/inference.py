@@ -158,6 +158,9 @@ def fit(
         config: see `inference_config`.
         weights: also return the gradients of the negative ELBO in `x` and in these, summed over rows and fast steps.
         together: all ranks infer at the same time and take equally many steps.
+
+    Returns:
+        The posterior, and the gradients; none without `weights`.
     """
     live = (targets != IGNORED).any(1)
     # Thoughts are sums of small steps, so they are at least float32.

@@ -30,7 +30,6 @@ class LoopedConfig(WrappedDecoderConfig):
     """
 
     model_type = "looped"
-    reads_windows = False
     default_backbone = "llama"
     prelude_layers: NonNegative = 1
     coda_layers: NonNegative = 1
