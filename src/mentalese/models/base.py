@@ -85,7 +85,7 @@ class LanguageModel(_Module):
         """Return the estimator of this name; `None`: the default. Raises `InputError` if the model lacks it."""
         chosen = self.estimators[0] if name is None else name
         remedy = f"this model has {', '.join(self.estimators)}; use one of them"
-        require(chosen in self.estimators, "estimator", name, remedy)
+        require(chosen in self.estimators, "evaluation.estimator", name, remedy)
         return chosen
 
     @property
