@@ -66,7 +66,7 @@ def test_the_time_left_does_not_count_what_an_earlier_call_did(
     bar = Progress("", 0, 0)
 
     @contextmanager
-    def recorded(*_: object, start: float, show: bool) -> Iterator[Progress]:
+    def recorded(*_: object, show: bool) -> Iterator[Progress]:
         yield bar
 
     monkeypatch.setattr(jobs_module, "progress", recorded)
