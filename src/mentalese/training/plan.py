@@ -7,7 +7,7 @@ import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -144,11 +144,10 @@ class Plan:
 
     def text_read(self) -> dict[str, int]:
         """Return numbers of tokens, documents and questions without steps that the run reads, and of all documents."""
-        read = self._read()
-        documents = len(read.document_bytes)
+        documents = len(self._read.document_bytes)
         without_steps = {"without_steps": count} if (count := self.without_steps()) else {}
         return without_steps | {
-            "train_tokens": len(read.tokens) - documents,
+            "train_tokens": len(self._read.tokens) - documents,
             "train_documents": documents,
             "available_documents": self.available_documents,
         }
@@ -170,12 +169,11 @@ class Plan:
 
     def without_steps(self) -> int:
         """Count the training questions without steps, of a layout that reads steps."""
-        read = self._read()
-        return max(layout.without_steps(read) for layout in self.recipe.layouts())
+        return max(layout.without_steps(self._read) for layout in self.recipe.layouts())
 
     def remarks(self) -> list[str]:
         """Return remarks for before the run: unused parts of its text and recipe, and missing data."""
-        phases, documents, last = self.recipe.phases, len(self._read().document_bytes), self.total_steps - 1
+        phases, documents, last = self.recipe.phases, len(self._read.document_bytes), self.total_steps - 1
         epoch_start = self._first_steps[self._epoch_of(last)]
         remarks = []
         if (first := len(self.split.document_bytes)) < self.available_documents:
@@ -244,9 +242,7 @@ class Plan:
         """Return an epoch's batches, a pure function of the recipe and the number."""
         layout, seed = self._layout_of(number), self.recipe.train.seed
         generator = np.random.Generator(np.random.Philox(key=[seed % 2**64, number]))
-        split = self.split
-        if self._parts > 1:
-            split = split.select(np.arange(len(split.document_bytes)) % self._parts == number % self._parts)
+        split = self._documents(range(number, number + 1))
         rows = layout.training_rows(split, generator)
         try:
             return _Epoch(split, rows, *layout.pack(rows, split, generator))
@@ -256,12 +252,17 @@ class Plan:
                 raise
             raise InputError(f"train.epoch_documents is {documents}: {error}", "train.epoch_documents") from error
 
+    @cached_property
     def _read(self) -> Split:
-        """Return the documents that the run reads."""
-        epochs = self._epoch_of(self.total_steps - 1) + 1
-        if epochs >= self._parts:
+        """The documents that the run reads."""
+        return self._documents(range(self._epoch_of(self.total_steps - 1) + 1))
+
+    def _documents(self, epochs: range) -> Split:
+        """Return the documents that these epochs read."""
+        if len(epochs) >= self._parts:
             return self.split
-        return self.split.select(np.arange(len(self.split.document_bytes)) % self._parts < epochs)
+        parts = np.arange(len(self.split.document_bytes)) % self._parts
+        return self.split.select(np.isin(parts, [epoch % self._parts for epoch in epochs]))
 
     def _count_epoch(self) -> None:
         """Count one more epoch."""
