@@ -16,7 +16,7 @@ _PARTS = ("forward", "generation", "losses", "options", "runs", "saving", "traci
 # Before they are imported: a bare `assert` then shows the values that it compared.
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in _PARTS))
 
-from mentalese.testing.cases import (  # noqa: E402, F401 (see above; pytest finds fixtures by name)
+from mentalese.testing.cases import (  # noqa: E402 (see above)
     MODES,
     Case,
     case,
@@ -32,5 +32,21 @@ from mentalese.testing.generation import *  # noqa: E402, F403
 from mentalese.testing.losses import *  # noqa: E402, F403
 from mentalese.testing.options import *  # noqa: E402, F403
 from mentalese.testing.saving import *  # noqa: E402, F403
+from mentalese.testing.saving import opener  # noqa: E402
 from mentalese.testing.tracing import *  # noqa: E402, F403
 from mentalese.testing.training import *  # noqa: E402, F403
+
+# Only tests and their fixtures: the parts import much more, which a family's test file must not get.
+__all__ = [
+    "MODES",
+    "Case",
+    "case",
+    "causal",
+    "contract_cache",
+    "corpus",
+    "family",
+    "opener",
+    "pytest_generate_tests",
+    "recipe",
+    *(name for name in dir() if name.startswith("test_")),
+]
