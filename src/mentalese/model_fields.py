@@ -57,7 +57,7 @@ def config_class(model_type: str) -> type[PreTrainedConfig]:
 def model_fields(model_type: str) -> dict[str, ConfigField]:
     """Return the fields of a model type's config by name and, after all, by usual name (`hidden_size` for `n_embd`).
 
-    Fields that every config of transformers has are left out. Raise `InputError` if there is no such type.
+    Fields that every config of transformers has are left out. Raise `InputError` for an unknown type.
     """
     cls = config_class(model_type)
     hints = typing.get_type_hints(cls, localns={"torch": torch})  # transformers imports it for type checkers only

@@ -163,7 +163,7 @@ def _solution(answer: str) -> tuple[list[str], str]:
 def _gsm8k(row: Columns) -> Document:
     steps, number = _solution(row["answer"])
     if not steps:
-        raise ValueError("there is no solution before ####")
+        raise ValueError("the solution before #### is missing")
     return record(row["question"], steps, number)
 
 
