@@ -1,4 +1,7 @@
-"""A control takes the content of thoughts away, keeps their cost, and is refused where there are none."""
+"""A control takes the content of thoughts away, keeps their cost, and is refused where there are none.
+
+Of one thought: batches equal a plain loop, own thoughts change nothing, and earlier tokens stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mentalese import get_recipe
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
+from mentalese.families.coconut.plain import Coconut
 from mentalese.models.build import build_model
-from mentalese.nn.controls import CONTROLS, controlled
+from mentalese.models.influence import influence, thoughts_of
+from mentalese.nn.controls import CONTROLS, OneThought, controlled
 from mentalese.training.plan import Plan
+from mentalese.values import temporarily
 from support import shrink
 
 WITH_THOUGHTS = [
@@ -89,3 +96,110 @@ def test_what_each_control_makes_of_thoughts() -> None:
     rms = float(thoughts.square().mean().sqrt())
     assert abs(float(noisy.std()) / rms - 1) < 0.05
     assert abs(float(noisy.mean())) < 0.1 * rms
+
+
+def text_of(name: str, corpus: Path) -> tuple[Any, Tensor]:
+    """Return a model and one of its texts [length]."""
+    model, batch = made(name, corpus, None)
+    latent = getattr(model.config, "latent_token_id", None)
+    ids = batch["input_ids"]
+    chosen = 0 if latent is None else int(ids.eq(latent).sum(1).argmax())
+    mask = batch.get("attention_mask", torch.ones_like(ids))
+    return model.eval(), ids[chosen][mask[chosen].bool()]
+
+
+@pytest.mark.parametrize("name", WITH_THOUGHTS)
+def test_one_thought_at_a_time_equals_a_batch(name: str, corpus: Path) -> None:
+    model, row = text_of(name, corpus)
+    nats = influence(model, row)
+    assert nats.shape[1] == len(row)
+    with torch.no_grad(), temporarily(model.config, thought_control=OneThought(torch.tensor([-1]))):
+        own = model.surprisal_of_copies(row[None])[0]
+        count = model.config.thought_control.count
+    assert len(nats) == count > 0
+    for number in range(min(count, 5)):
+        with torch.no_grad(), temporarily(model.config, thought_control=OneThought(torch.tensor([number]))):
+            alone = model.surprisal_of_copies(row[None])[0] - own
+        torch.testing.assert_close(nats[number], alone, equal_nan=True, rtol=1e-4, atol=2e-5)
+    assert nats.nan_to_num().abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", sorted({*WITH_THOUGHTS} - {"thoughtbubbles/tiny"}))
+def test_own_thoughts_in_their_place_change_nothing(name: str, corpus: Path) -> None:
+    model, row = text_of(name, corpus)
+    same = influence(model, row, thoughts_of(model, row))
+    assert same.nan_to_num().abs().max() < 1e-5
+    others = [thought.roll(1, -1) for thought in thoughts_of(model, row)]
+    changed = influence(model, row, others[:1])
+    assert len(changed) == 1
+    assert changed.nan_to_num().abs().max() > 1e-3
+
+
+def test_a_latent_changes_only_what_follows_it(corpus: Path) -> None:
+    model, row = text_of("coconut/tiny-coconut", corpus)
+    nats, latents = influence(model, row), row.eq(model.config.latent_token_id).nonzero()[:, 0]
+    assert len(nats) == len(latents) > 1
+    for number, place in enumerate(latents.tolist()):
+        assert nats[number, : place + 1].nan_to_num().abs().max() < 1e-5
+        assert nats[number, place + 1 :].nan_to_num().abs().max() > 1e-3
+
+
+def test_a_replaced_latent_equals_the_plain_form(corpus: Path) -> None:
+    model, row = text_of("coconut/tiny-coconut", corpus)
+
+    class Replaced(Coconut):
+        number = -1
+
+        def read_vectors(self, row: Tensor) -> list[Tensor]:
+            inputs: list[Tensor] = []
+            embed, latents = self.backbone.get_input_embeddings(), 0
+            for token in row:
+                if token != self.latent:
+                    inputs.append(embed(token))
+                    continue
+                inputs.append(embed(token) if latents == self.number else self._read(inputs)[-1])
+                latents += 1
+            return inputs
+
+    plain = Replaced(model.config).eval()
+    plain.load_state_dict(model.state_dict())
+    nats = influence(model, row)
+
+    def surprisal() -> Tensor:
+        with torch.no_grad():
+            return -plain(row)[:-1].log_softmax(-1).gather(-1, row[1:, None])[:, 0]
+
+    own = surprisal()
+    for plain.number in range(len(nats)):
+        scored = nats[plain.number, 1:].isfinite()
+        torch.testing.assert_close(nats[plain.number, 1:][scored], (surprisal() - own)[scored], rtol=1e-4, atol=2e-5)
+
+
+def test_numbers_choose_the_thought_of_each_row() -> None:
+    thoughts = torch.arange(1.0, 7).view(2, 3)  # two rows of three thoughts
+    one = OneThought(torch.tensor([2, -1]))
+    assert controlled(thoughts, one, numbers=range(3)).tolist() == [[1, 2, 0], [4, 5, 6]]
+    assert [made.tolist() for made in one.made] == [[1, 4], [2, 5], [3, 6]]
+    each = OneThought(torch.tensor([0, 1]), values=torch.tensor([8.0, 9.0]))
+    assert [controlled(column, each).tolist() for column in thoughts.T] == [[8, 4], [2, 9], [3, 6]]
+    places = OneThought(torch.tensor([5, 4]))
+    assert controlled(thoughts, places, numbers=torch.tensor([[5, 5, 4], [3, 4, 5]])).tolist() == [[0, 0, 3], [4, 0, 6]]
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_models_without_thoughts_are_refused(name: str, corpus: Path) -> None:
+    model, row = text_of(name, corpus)
+    with pytest.raises(InputError, match=f"model is '{model.config.model_type}': it has no thoughts"):
+        influence(model, row)
+
+
+def test_thoughts_under_a_control_are_refused(corpus: Path) -> None:
+    model, _ = made("looped/tiny", corpus, "removed")
+    with pytest.raises(InputError, match="thought_control is 'removed': its thoughts are already replaced"):
+        influence(model, torch.tensor([1, 2, 3]))
+
+
+def test_states_of_another_length_are_refused(corpus: Path) -> None:
+    model, row = text_of("looped/tiny", corpus)
+    with pytest.raises(InputError, match="use another text of that length"):
+        influence(model, row, thoughts_of(model, row[:-1]))

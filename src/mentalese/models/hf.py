@@ -418,10 +418,30 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         with torch.no_grad():
             mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             real = mask[:, -input_ids.shape[1] :].bool()
-            scored = self.predicted_tokens(encoded, input_ids, real)
-            traces = self.text_traces(input_ids, scored, lambda at: self.logits(encoded, at))
+            traces = self._scored(input_ids, real, encoded)
             self.fill(traces, encoded, real)
         return traces
+
+    def _scored(self, input_ids: Tensor, real: Tensor, encoded: E) -> list[ThoughtTrace]:
+        scored = self.predicted_tokens(encoded, input_ids, real)
+        return self.text_traces(input_ids, scored, lambda at: self.logits(encoded, at))
+
+    def read_copies(self, input_ids: Tensor) -> E:
+        """Return what `trace` is made of, for copies [batch, length] of one text, whose thoughts start out the same."""
+        return self.encode(input_ids, trace=True)
+
+    @torch.no_grad()
+    def surprisal_of_copies(self, input_ids: Tensor) -> Tensor:
+        """Return the nats of each token of copies [batch, length] of one text, as a trace has them; NaN without any."""
+        traces = self._scored(input_ids, torch.ones_like(input_ids).bool(), self.read_copies(input_ids))
+        return torch.stack([trace.scores["surprisal"] for trace in traces])
+
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+        """Return the numbers of a trace's thoughts that the model reads, in the order in which it makes them.
+
+        It is empty if what the model reads is not a vector of the trace.
+        """
+        return [*range(len(trace.thoughts))]
 
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
         """See `LanguageModel.traces`; `options` are the model's `forward_options`."""

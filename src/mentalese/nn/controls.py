@@ -1,11 +1,13 @@
 """Controls: replacements for a model's own thoughts, at the same cost.
 
 A gain that remains under a control does not come from the thoughts. The same control serves in training, as a baseline
-that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`).
+that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`). `OneThought` controls a
+single thought of each row, on a trained model: which thought matters?
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -15,17 +17,66 @@ ThoughtControl = Literal["removed", "swapped", "noisy"]
 CONTROLS: tuple[str, ...] = get_args(ThoughtControl)
 
 
-def controlled(thoughts: Tensor, control: str | None, removed: Tensor | float = 0.0) -> Tensor:
+@dataclass
+class OneThought:
+    """A control of one thought of each row, while a model reads a batch once; its other thoughts stay its own.
+
+    It takes the place of a name in `config.thought_control`. Thoughts are numbered from 0 in the order in which the
+    model makes them.
+
+    Attributes:
+        number: int64 [rows], the number of the thought in each row; -1: none.
+        control: the control of this thought.
+        values: [rows, ..], thoughts of another text, read in its place instead of the control's.
+        made: the model's own thoughts so far, [rows, ..] each, in order; empty if a thought is many decisions.
+        count: the number of thoughts so far.
+    """
+
+    number: Tensor
+    control: ThoughtControl = "removed"
+    values: Tensor | None = None
+    made: list[Tensor] = field(default_factory=list)
+    count: int = 0
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: range | Tensor | None) -> Tensor:
+        """Return the thoughts [rows, ..] that a model reads; arguments as in `controlled`."""
+        if isinstance(numbers, Tensor):
+            self.count = max(self.count, int(numbers.max()) + 1)
+            chosen = numbers == self.number[:, None]
+        elif numbers is None:
+            chosen = self.number == self.count
+            self.made.append(thoughts)
+            self.count += 1
+        else:
+            chosen = torch.arange(len(numbers), device=thoughts.device) + numbers.start == self.number[:, None]
+            self.made += thoughts.unbind(1)
+            self.count = numbers.stop
+        other = controlled(thoughts, self.control, removed)
+        if self.values is not None:
+            other = self.values if numbers is None else self.values[:, None]
+        return torch.where(chosen.view(*chosen.shape, *[1] * (thoughts.ndim - chosen.ndim)), other, thoughts)
+
+
+def controlled(
+    thoughts: Tensor,
+    control: str | OneThought | None,
+    removed: Tensor | float = 0.0,
+    numbers: range | Tensor | None = None,
+) -> Tensor:
     """Return the thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
             another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
-            with their root mean square.
+            with their root mean square. `OneThought`: one of these, for one thought of each row.
         removed: the constant, a value or of a shape that fits.
+        numbers: the numbers of the thoughts [rows, n, ..] of a call, or int64 [rows, n]; `None`: each call has the next
+            thought of every row.
     """
     if control is None:
         return thoughts
+    if isinstance(control, OneThought):
+        return control.read(thoughts, removed, numbers)
     if control == "noisy":
         scale = thoughts.detach().float().square().mean().sqrt().to(thoughts.dtype)
         return thoughts + scale * torch.randn_like(thoughts)

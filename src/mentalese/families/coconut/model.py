@@ -520,6 +520,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 by_pass = torch.stack([state[row].float() for state in passes[: len(columns)]])
                 trace.curves[name] = torch.cosine_similarity(by_pass[:1], by_pass, dim=-1)
 
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+        """See `LatentThoughtModel.read_thoughts`: latents, not the concept stream after them."""
+        return [number for number, thought in enumerate(trace.thoughts) if thought.label == "latent"]
+
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """Return the most likely tokens if the vector [d] were a final hidden state."""
         logits = self.output_head()(vector.to(self.backbone.dtype))

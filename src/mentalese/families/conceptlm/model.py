@@ -252,7 +252,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
                 predicted, codes, logits = self._predict(pooled, chunks, cache)
-                read = controlled(predicted, self.config.thought_control)
+                read = controlled(predicted, self.config.thought_control, numbers=range(chunks.count))
                 read = read.detach() if self.config.detach_concept else read
                 table = torch.cat((table, read.to(table.dtype)), dim=1)
                 call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes, logits)
@@ -457,3 +457,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
                     guess = Thought(predicted[j - 1], *span, "predicted", codes=tuple(codes[1][j - 1]))
                     trace.thoughts.append(guess)
                     error[chunk] = errors[j - 1]
+
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+        """See `LatentThoughtModel.read_thoughts`: predictions, not the concepts that they predict."""
+        return [number for number, thought in enumerate(trace.thoughts) if thought.label == "predicted"]

@@ -410,3 +410,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 trace.curves["surprisal_by_turn"] = torch.stack(means)
             for column in real[row].nonzero()[:, 0].tolist():
                 trace.thoughts.append(Thought(encoded.states[-1][row, column].detach(), column, column + 1, "state"))
+
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+        """See `LatentThoughtModel.read_thoughts`: a thought is a turn of all tokens, and the trace has their states."""
+        return []

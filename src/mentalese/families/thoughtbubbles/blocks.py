@@ -140,15 +140,15 @@ class ForkDecision(nn.Module):
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
         self.observed: Tensor | None = None
 
-    def forward(self, x: Tensor, scores: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, scores: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores, float32 [B, 2 N], of each stream's fork and the stream, and the embedding of forks [d].
 
-        Inputs are states [B, N, d] and scores, float32 [B, N]. The embedding is read here because sharded weights are
-        available only during a call.
+        Inputs are states [B, N, d], scores, float32 [B, N], and the numbers of the streams' tokens, int64 [B, N]. The
+        embedding is read here because sharded weights are available only during a call.
         """
         decided = self.decide(self.norm(x))
         decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
-        decisions = controlled(decisions, self.config.thought_control, math.log(0.5)).clamp(max=0.0)
+        decisions = controlled(decisions, self.config.thought_control, math.log(0.5), tokens).clamp(max=0.0)
         decisions = decisions if scores is None else decisions + scores[..., None]
         return decisions.flatten(1), self.embedding
 

@@ -257,7 +257,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     ) -> tuple[Streams, Candidates]:
         """Select among streams and forks (section 2.3); a row keeps `quota` streams in the block selection."""
         decision, size, held = self.decisions[layer], None, None
-        scores, embedding = decision(streams.x, streams.scores)
+        scores, embedding = decision(streams.x, streams.scores, streams.token)
         originals = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
         merit = scores.detach().masked_fill(originals, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
@@ -475,3 +475,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 trace.links["attention"] = attention[row][used][:, used]
             if encoded.candidates:
                 trace.streams = encoded.genealogy(row, self.config.num_hidden_layers)
+
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+        """See `LatentThoughtModel.read_thoughts`: a thought is the decisions about a token, and the trace has streams."""
+        return []
