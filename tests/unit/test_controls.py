@@ -113,12 +113,12 @@ def test_one_thought_at_a_time_equals_a_batch(name: str, corpus: Path) -> None:
     model, row = text_of(name, corpus)
     nats = influence(model, row)
     assert nats.shape[1] == len(row)
-    with torch.no_grad(), temporarily(model.config, thought_control=OneThought(torch.tensor([-1]))):
+    with torch.no_grad(), temporarily(model.config, thought_control=OneThought(-1)):
         own = model.surprisal_of_copies(row[None])[0]
         count = model.config.thought_control.count
     assert len(nats) == count > 0
     for number in range(min(count, 5)):
-        with torch.no_grad(), temporarily(model.config, thought_control=OneThought(torch.tensor([number]))):
+        with torch.no_grad(), temporarily(model.config, thought_control=OneThought(number)):
             alone = model.surprisal_of_copies(row[None])[0] - own
         torch.testing.assert_close(nats[number], alone, equal_nan=True, rtol=1e-4, atol=2e-5)
     assert nats.nan_to_num().abs().max() > 1e-3
@@ -179,7 +179,7 @@ def test_numbers_choose_the_thought_of_each_row() -> None:
     thoughts = torch.arange(1.0, 7).view(2, 3)  # two rows of three thoughts
     one = OneThought(torch.tensor([2, -1]))
     assert controlled(thoughts, one, numbers=range(3)).tolist() == [[1, 2, 0], [4, 5, 6]]
-    assert [made.tolist() for made in one.made] == [[1, 4], [2, 5], [3, 6]]
+    assert {number: made.tolist() for number, made in one.made.items()} == {0: [1, 4], 1: [2, 5], 2: [3, 6]}
     each = OneThought(torch.tensor([0, 1]), values=torch.tensor([8.0, 9.0]))
     assert [controlled(column, each).tolist() for column in thoughts.T] == [[8, 4], [2, 9], [3, 6]]
     places = OneThought(torch.tensor([5, 4]))

@@ -117,16 +117,19 @@ class Answer(Measurement, AnswerOptions):
 
 @checked_dataclass("")
 class Ablate(Measurement, AblationOptions):
-    """Scores a saved model with its own thoughts, without them, with another text's, and with noise on them."""
+    """Scores a saved model with its own thoughts, without them, with another text's, and with noise on them.
+
+    Of questions the last column has the share of answers that are right for the question whose thoughts were read.
+    """
 
     def measure(self) -> Measured:
         from mentalese.evaluation import ablation
 
         result = ablation.run(self.open(), self, show=True)
         is_accuracy = result["unit"] == "accuracy"
-        header = ("thoughts", result["unit"], "difference", "95% over documents")
+        header: tuple[str, ...] = ("thoughts", result["unit"], "difference", "95% over documents")
         if is_accuracy:
-            header = ("thoughts", "accuracy", "difference in points", "95% over questions")
+            header = ("thoughts", "accuracy", "difference in points", "95% over questions", "other's answer")
 
         def change(value: float) -> str:
             return f"{100 * value:+.1f}" if is_accuracy else f"{value:+.4f}"
@@ -137,6 +140,7 @@ class Ablate(Measurement, AblationOptions):
                 f"{part['score']:.1%}{unanswered(part)}" if is_accuracy else f"{part['score']:.4f}",
                 "" if part["difference"] is None else change(part["difference"]),
                 "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
+                *(["" if part["others"] is None else f"{part['others']:.1%}"] if is_accuracy else []),
             )
             for part in result["ablations"]
         ]

@@ -25,6 +25,8 @@ class Options:
         answer: the right answer, if the text is a question: the page says whether the model's own is right.
         against: another model to show next to it, without the options below; or removed or noisy: the same model with
             the same options, without its thoughts, or with noise on them.
+        influence: also measure what the rest of the text, or the answer, loses if only one thought is replaced.
+        patch: another text, whose thoughts take these places, one at a time, instead of a constant.
         out: the page's file.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         stage: ask at this stage of the curriculum (not set: the last one of training).
@@ -39,6 +41,8 @@ class Options:
     raw: bool = False
     answer: str | None = None
     against: str | None = None
+    influence: bool = False
+    patch: str | None = None
     out: Place = Path("think.html")
     config: Texts = ()
     stage: NonNegative | None = None
@@ -73,7 +77,12 @@ def run(options: Options) -> None:
         against = without.at(options.stage, options.latents)
     elif options.against is not None:
         against = load(options.against)
-    settings = {"max_new_tokens": options.max_new_tokens, "fast_steps": options.fast_steps}
+    settings = {
+        "max_new_tokens": options.max_new_tokens,
+        "influence": options.influence or None,
+        "patch": options.patch,
+        "fast_steps": options.fast_steps,
+    }
     settings = {name: value for name, value in settings.items() if value is not None}
     page = think_page(saved, text, against=against, answer=options.answer, command=command(), **settings)
     write_text(options.out, page)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from mentalese.data.split import Split
+from mentalese.data.tokenizers import decode
 from mentalese.errors import require
-from mentalese.evaluation.answers import ask
+from mentalese.evaluation.answers import GREEDILY, Answers, ask
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
-from mentalese.evaluation.statistics import bootstrap_questions
+from mentalese.evaluation.questions import QuestionPrompts
+from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
+from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
-from mentalese.nn.controls import CONTROLS
+from mentalese.models.thinking import add_influence, prompt_ids
+from mentalese.models.trace import ThoughtTrace
+from mentalese.nn.controls import CONTROLS, OneThought
 from mentalese.values import temporarily
 
 OWN = "own"
+FARTHEST = 8  # parts back that are counted each by itself
 
 
 def has_own_thoughts(saved: Saved) -> bool:
@@ -35,11 +45,16 @@ def run(
 ) -> dict[str, Any]:
     """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
 
+    With `options.each` also with only one thought replaced: of questions each latent under each control, of texts each
+    thought by a constant, see `_one_by_one`.
+
     Returns:
         `ablations`, own thoughts first, without `swapped` if there is only one text: `thoughts` (`own`, or a control of
-        `mentalese.nn.controls`), `score`, the `difference` from own thoughts, its 95% `interval` over documents or
-        questions (`None` with too few), and the number of `unfinished` answers (`None` for texts). Then `unit` (`nats
-        per token` or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the text.
+        `mentalese.nn.controls`, after the thought if it is only one), `score`, the `difference` from own thoughts, and
+        its 95% `interval` over documents or questions (`None` with too few). Of questions also the number of
+        `unfinished` answers, and with own and swapped thoughts the share of answers that are right for the question
+        whose thoughts are swapped in (`others`; of pairs with different right answers). Then `unit` (`nats per token`
+        or `accuracy`), `documents` or `questions`, `protocol`, and the origin of the text.
     """
     options = options or AblationOptions()
     config = saved.model.config
@@ -56,37 +71,14 @@ def run(
     answered = not questions or store.meta["kind"] == "records"
     require(answered, "source", saved.data.source, f"{saved.path} answers questions, use a source that has some")
 
-    def scores(control: str | None) -> tuple[np.ndarray, int | None]:
-        """Return a value per token [tokens], or per question, and the number of unfinished answers."""
-        with temporarily(config, thought_control=control):
-            if questions:
-                answers = ask(saved, split, show=show)
-                right = [record.correct for record in answers.records]
-                return np.array(right, dtype=np.float64), answers.metrics().unfinished
-            with seeded(saved.model, 0):
-                return saved.token_scores(split, show=show), None
-
-    values = {OWN: scores(None)} | {control: scores(control) for control in controls}
-    reference, _ = values[OWN]
-    ablations: list[dict[str, object]] = []
+    if questions:
+        latents = saved.layout.asked().get("latents") if options.each else None
+        require(not options.each or bool(latents), "each", True, "the model answers without latents, remove it")
+        reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
+    else:
+        reference, ablations = _scored(saved, split, [*_kinds(controls)], show)
+        ablations += _one_by_one(saved, split, float(np.nanmean(reference))) if options.each else []
     documents = saved.evaluation.documents(len(split.document_bytes))
-    for thoughts, (other, unfinished) in values.items():
-        lone = thoughts == "swapped" and documents == 1 and "removed" in values
-        if lone and np.array_equal(other, values["removed"][0], equal_nan=True):
-            continue  # thoughts of a single row could only be removed; a long text has other windows
-        difference: float | None = None
-        interval: tuple[float, float] | None = None
-        if thoughts != OWN and questions:
-            gain = (other - reference)[:, None]
-            bounds = bootstrap_questions(gain, -1.0, 1.0)
-            difference = float(gain.mean())
-            interval = None if bounds is None else (float(bounds[0, 0]), float(bounds[1, 0]))
-        elif thoughts != OWN:
-            overall = compare_scores(other, reference, split).overall
-            difference, interval = overall.difference, overall.interval
-        score = float(np.nanmean(other, dtype=np.float64))
-        entry = {"thoughts": thoughts, "score": score, "difference": difference, "interval": interval}
-        ablations.append(entry | {"unfinished": unfinished})
     tokens = int((~np.isnan(reference)).sum())
     counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
     return {
@@ -96,3 +88,117 @@ def run(
         "protocol": saved.layout.asked() if questions else saved.protocol,
         **options.origin(saved, store),
     }
+
+
+Kind = tuple[str, str | OneThought | None]
+"""A name of thoughts, and what `config.thought_control` is then."""
+Entry = dict[str, Any]
+
+
+def _kinds(controls: Sequence[str], latents: int = 0) -> Iterator[Kind]:
+    """Yield own thoughts, all thoughts under each control, then each thought by itself."""
+    yield OWN, None
+    yield from ((control, control) for control in controls)
+    for number in range(latents):
+        for control in controls:
+            yield f"thought {number + 1}, {control}", OneThought(number, control)
+
+
+def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tuple[np.ndarray, list[Entry]]:
+    """Return 1 for each question that own thoughts answer right, else 0, and an entry for each kind of thoughts."""
+    donors: dict[int, int] = {}  # the question whose thoughts each question reads when they are swapped
+    for batch in QuestionPrompts(saved, split, GREEDILY, None).batches():
+        documents = batch["documents"].tolist()
+        donors |= zip(documents, np.roll(documents, 1).tolist())
+    reference, entries = np.empty(0), list[Entry]()
+    for thoughts, control in kinds:
+        if len(donors) == 1 and thoughts.endswith("swapped"):
+            continue  # there are no other thoughts
+        with temporarily(saved.model.config, thought_control=control):
+            answers = ask(saved, split, show=show)
+        right = np.array([record.correct for record in answers.records], dtype=np.float64)
+        reference = right if thoughts == OWN else reference
+        bounds = bootstrap_questions((right - reference)[:, None], -1.0, 1.0)
+        entry = _entry(thoughts, float(right.mean()), float((right - reference).mean()), bounds, 0)
+        others = _others(answers, donors) if thoughts == OWN or thoughts.endswith("swapped") else None
+        entries.append(entry | {"unfinished": answers.metrics().unfinished, "others": others})
+    return reference, entries
+
+
+def _entry(thoughts: str, score: float, difference: float, bounds: np.ndarray | None, column: int) -> Entry:
+    own = thoughts == OWN
+    interval = None if own or bounds is None else (float(bounds[0, column]), float(bounds[1, column]))
+    return {
+        "thoughts": thoughts,
+        "score": score,
+        "difference": None if own else difference,
+        "interval": interval,
+        "unfinished": None,
+    }
+
+
+def _others(answers: Answers, donors: Mapping[int, int]) -> float | None:
+    """Return the share of answers that are right for the donor, of pairs with different right answers."""
+    expected, equal = {record.document: record.expected for record in answers.records}, answers.rule.equal
+    pairs = [(record.answer, record.expected, expected[donors[record.document]]) for record in answers.records]
+    taken = [equal(answer, other) for answer, right, other in pairs if not equal(right, other)]
+    return float(np.mean(taken)) if taken else None
+
+
+def _scored(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tuple[np.ndarray, list[Entry]]:
+    """Return the scores under own thoughts, [tokens], and an entry for each kind of thoughts."""
+    values: dict[str, np.ndarray] = {}
+    for thoughts, control in kinds:
+        with temporarily(saved.model.config, thought_control=control), seeded(saved.model, 0):
+            values[thoughts] = saved.token_scores(split, show=show)
+    lone = saved.evaluation.documents(len(split.document_bytes)) == 1 and "removed" in values
+    if lone and np.array_equal(values.get("swapped", 0), values["removed"], equal_nan=True):
+        del values["swapped"]  # thoughts of a single row could only be removed; a long text has other windows
+    entries = []
+    for thoughts, scores in values.items():
+        overall = compare_scores(scores, values[OWN], split).overall
+        bounds = None if overall.interval is None else np.array(overall.interval)[:, None]
+        mean = float(np.nanmean(scores, dtype=np.float64))
+        entries.append(_entry(thoughts, mean, overall.difference, bounds, 0))
+    return values[OWN], entries
+
+
+def _one_by_one(saved: Saved, split: Split, own: float) -> list[Entry]:
+    """Return what tokens lose, in nats, if one thought is a constant: an entry by distance, or by thought.
+
+    The distance is the number of parts (sentences, chunks) from the thought's own to the token's; distances above
+    `FARTHEST` are one group. Thoughts of the whole text are counted from its start. Of documents longer than the
+    context only the beginning is read.
+    """
+    context, rows = context_length(saved.model.config), list[dict[str, Tensor]]()
+    for number in range(saved.evaluation.documents(len(split.document_bytes))):
+        tokens = split.tokens[split.documents[number] : split.documents[number + 1]]
+        ids = prompt_ids(saved, decode(tokens.astype("int64"), saved.tokenizer))[0]
+        trace = saved.trace(ids[:context])
+        rows.append(_changes(saved.model, trace, add_influence(saved.model, trace)))
+    names = {name: None for row in sorted(rows, key=len) for name in row}
+    none = torch.empty(0)
+    sums, counts = (
+        np.array([[float(measure(row.get(name, none))) for name in names] for row in rows])
+        for measure in (torch.nansum, lambda values: values.isfinite().sum())
+    )
+    means, bounds = sums.sum(0) / counts.sum(0), bootstrap_ratio(sums, counts)
+    return [
+        _entry(f"{name}, removed", own + mean, mean, bounds, i)
+        for i, (name, mean) in enumerate(zip(names, means.tolist()))
+    ]
+
+
+def _changes(model: Any, trace: ThoughtTrace, nats: Tensor) -> dict[str, Tensor]:
+    """Return the changes of tokens in nats, of a text's `influence`, by distance or by thought."""
+    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in model.read_thoughts(trace)][: len(nats)]
+    if len(nats) == len(trace.input_ids) and not spans:
+        remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
+        require(False, "each", True, remedy)
+    if len({(span.start, span.stop) for span in spans}) <= 1:
+        return {f"thought {number + 1}": changed for number, changed in enumerate(nats.double().cpu())}
+    parts: dict[int, list[Tensor]] = defaultdict(list)
+    for number, changed in enumerate(nats.double().cpu()[: len(spans)]):
+        for distance, span in enumerate(spans[number:]):
+            parts[min(distance, FARTHEST + 1)].append(changed[span])
+    return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}

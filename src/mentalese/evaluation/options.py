@@ -92,9 +92,12 @@ class AblationOptions(TextOptions):
 
     Attributes:
         documents: only the first N documents, or questions.
+        each: also replace only one thought at a time. Of texts, thoughts are counted back from the part (sentence,
+            chunk) of the token that is scored; of documents longer than the context only the beginning is read.
     """
 
     documents: Positive | None = None
+    each: bool = False
 
 
 @checked_dataclass("")

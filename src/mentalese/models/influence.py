@@ -37,9 +37,9 @@ def influence(model: Any, input_ids: Tensor, values: Sequence[Tensor] | None = N
     require(has_thoughts, "model", config.model_type, "it has no thoughts, use a model of a family that thinks")
     remedy = "its thoughts are already replaced, use a model that was trained without it"
     require(config.thought_control is None, "thought_control", config.thought_control, remedy)
-    own, made = _read(model, input_ids, OneThought(torch.tensor([-1], device=input_ids.device)))
+    own, made = _read(model, input_ids, OneThought(-1))
     count = made.count if values is None else min(made.count, len(values))
-    for mine, other in zip(made.made, values or ()):
+    for mine, other in zip(made.made.values(), values or ()):
         remedy = "its thoughts are as long as their text, use another text of that length"
         require(mine.shape == other.shape, "the shape of a thought of the other text", [*other.shape], remedy)
     changed = []
@@ -52,11 +52,11 @@ def influence(model: Any, input_ids: Tensor, values: Sequence[Tensor] | None = N
 
 def thoughts_of(model: Any, input_ids: Tensor) -> list[Tensor]:
     """Return the thoughts [1, ..] that a model makes of a text [length], in their order."""
-    return _read(model, input_ids, OneThought(torch.tensor([-1], device=input_ids.device)))[1].made
+    return [*_read(model, input_ids, OneThought(-1))[1].made.values()]
 
 
 def _read(model: Any, input_ids: Tensor, one: OneThought) -> tuple[Tensor, OneThought]:
     """Return the surprisal [rows, length] of the text in each row of the control."""
-    copies = input_ids.expand(len(one.number), -1)
+    copies = input_ids.expand(len(one.number) if isinstance(one.number, Tensor) else 1, -1)
     with torch.no_grad(), seeded(model, 0), temporarily(model.config, thought_control=one):
         return model.surprisal_of_copies(copies), one

@@ -194,7 +194,9 @@ class Saved:
         """Return the trace of a text, or of a question and its answer if the model was trained on questions.
 
         Args:
-            options: `max_new_tokens` of an answer, and options of the model itself (`fast_steps`).
+            options: `max_new_tokens` of an answer; `influence=True`, to measure what each thought is worth to what
+                follows it; `patch`, another text, whose thoughts take their places, one at a time, instead of a
+                constant; and options of the model itself (`fast_steps`).
 
         Raises:
             InputError: a question that leaves no room for its answer in the context, `max_new_tokens` for a model that

@@ -17,7 +17,8 @@ from mentalese.data.tokenizers import special_ids
 from mentalese.errors import require
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
-from mentalese.models.trace import ALONG_TEXT, ThoughtTrace
+from mentalese.models.influence import influence, thoughts_of
+from mentalese.models.trace import ALONG_TEXT, INFLUENCE, ThoughtTrace
 from mentalese.values import checked
 
 if TYPE_CHECKING:
@@ -32,7 +33,15 @@ T = TypeVar("T")
 _TOKEN, _PARENT = "token", "parent"
 
 
-def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **options: object) -> ThoughtTrace:
+def think(
+    saved: Saved,
+    text: str,
+    *,
+    max_new_tokens: int | None = None,
+    influence: bool = False,
+    patch: str | None = None,
+    **options: object,
+) -> ThoughtTrace:
     """Return what a model thinks of a text, read as in training: after the end of a document, or in whole sentences.
 
     For models trained on questions, the text is the question, followed by the latents of `layout`, and the greedy
@@ -43,15 +52,19 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
     limit = saved.evaluation.answer_tokens
     max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
     require(bool(text.strip()), "the text", text, "pass one with at least one word")
-    batch, special = saved.encode_prompts([text]), layout.special_ids(saved.tokenizer)
-    if layout.markers:  # the last sentence has an end too
-        end = special["sentence_end_token_id"]
-        batch = {"input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 1), value=end)}
-    ids = batch["input_ids"].to(model.device)
+    ids, special = prompt_ids(saved, text), layout.special_ids(saved.tokenizer)
     length, context = ids.shape[1], context_length(model.config)
+    asked = influence or patch is not None
+
+    def measured(read: ThoughtTrace) -> ThoughtTrace:
+        if asked:
+            add_influence(model, read, None if patch is None else thoughts_of(model, prompt_ids(saved, patch)[0]))
+        return read
+
     if not saved.answers:
         if context is None or length <= context:
-            return trace(saved, ids[0], **options)
+            return measured(trace(saved, ids[0], **options))
+        require(not asked, "the text", f"{text[:20]}..", f"influence needs it at once, at most {context} tokens")
         windows = _windows(length, context, layout, saved.evaluation.of_one_text())
         traces = [trace(saved, ids[0, start:stop], **options) for start, _, stop in windows]
         through = [name for name, words in model.shown.items() if words.along in ALONG_TEXT]
@@ -63,7 +76,37 @@ def think(saved: Saved, text: str, *, max_new_tokens: int | None = None, **optio
     with seeded(model, 0), torch.no_grad():
         options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
         ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options_of_answer)
-    return dataclasses.replace(trace(saved, ids[0], **options), written=length)
+    return dataclasses.replace(measured(trace(saved, ids[0], **options)), written=length)
+
+
+def prompt_ids(saved: Saved, text: str) -> Tensor:
+    """Return the tokens [1, length] of a text as `think` reads it."""
+    ids: Tensor = saved.encode_prompts([text])["input_ids"]
+    if saved.layout.markers:  # the last sentence has an end too
+        end = saved.layout.special_ids(saved.tokenizer)["sentence_end_token_id"]
+        ids = torch.nn.functional.pad(ids, (0, 1), value=end)
+    return ids.to(saved.device)
+
+
+def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None) -> Tensor:
+    """Add the influence of each thought to a trace, and return it, see `mentalese.models.influence.influence`.
+
+    The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean).
+    If thoughts are decisions about tokens, a score has what the curve would have.
+    """
+    nats = influence(model, trace.input_ids, values)
+    sums, read = nats.nansum(1), model.read_thoughts(trace)[: len(nats)]
+    if len(nats) == len(trace.input_ids) and not read:
+        trace.scores[INFLUENCE] = sums
+        return nats
+    trace.curves[INFLUENCE] = sums
+    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read]
+    if len({(span.start, span.stop) for span in spans}) > 1:
+        links = nats.new_zeros(len(trace.thoughts), len(trace.thoughts))
+        for i, span in zip(read, spans):
+            links[i, read] = nats[: len(read), span].nanmean(1).nan_to_num()
+        trace.links[INFLUENCE] = links
+    return nats
 
 
 def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[Window]:

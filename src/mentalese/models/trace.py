@@ -47,7 +47,7 @@ class Shown:
         title: title for people; in a name that ends in a dot, `{}` stands for the rest (`streams.` of `streams.3`).
         about: one sentence.
         unit: `nats`, `share`, `count` or another word; empty if there is none.
-        along: dimension of a curve's numbers: `layer`, `pass`, `step`, `chunk`, `stream`.
+        along: dimension of a curve's numbers: `layer`, `pass`, `step`, `thought`, `chunk`, `stream`.
     """
 
     title: str
@@ -78,9 +78,13 @@ class Knob:
     field: bool = False
 
 
+INFLUENCE = "influence"
+"""What later tokens lose without only one thought: a curve by thought, a link, or a score."""
+
 SHOWN = {
     "surprisal": Shown("surprisal", "Minus the log of the probability that the model gave to the token.", "nats"),
     "entropy": Shown("entropy", "Entropy of the prediction of the token, whichever token follows.", "nats"),
+    INFLUENCE: Shown(INFLUENCE, "What later tokens lose if only this thought is replaced.", "nats", along="thought"),
     "predicted": Shown("most likely token", "The most likely token at each place, given the text before it."),
 }
 """Contents of every model's trace."""

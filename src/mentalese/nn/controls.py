@@ -17,43 +17,48 @@ ThoughtControl = Literal["removed", "swapped", "noisy"]
 CONTROLS: tuple[str, ...] = get_args(ThoughtControl)
 
 
+Numbers = int | range | Tensor
+"""The number of a call's thoughts [rows, ..], the numbers of thoughts [rows, n, ..], or those int64 [rows, n]."""
+
+
 @dataclass
 class OneThought:
-    """A control of one thought of each row, while a model reads a batch once; its other thoughts stay its own.
+    """A control of one thought of each row, while a model reads a batch; its other thoughts stay its own.
 
     It takes the place of a name in `config.thought_control`. Thoughts are numbered from 0 in the order in which the
     model makes them.
 
     Attributes:
-        number: int64 [rows], the number of the thought in each row; -1: none.
+        number: the number of the thought, or int64 [rows]; -1: none.
         control: the control of this thought.
         values: [rows, ..], thoughts of another text, read in its place instead of the control's.
-        made: the model's own thoughts so far, [rows, ..] each, in order; empty if a thought is many decisions.
-        count: the number of thoughts so far.
+        made: the model's own thoughts [rows, ..] by number; empty if a thought is many decisions.
+        count: the number of thoughts.
     """
 
-    number: Tensor
+    number: int | Tensor
     control: ThoughtControl = "removed"
     values: Tensor | None = None
-    made: list[Tensor] = field(default_factory=list)
+    made: dict[int, Tensor] = field(default_factory=dict)
     count: int = 0
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: range | Tensor | None) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
         """Return the thoughts [rows, ..] that a model reads; arguments as in `controlled`."""
+        number = torch.as_tensor(self.number, device=thoughts.device).expand(len(thoughts))
+        numbers = self.count if numbers is None else numbers
         if isinstance(numbers, Tensor):
             self.count = max(self.count, int(numbers.max()) + 1)
-            chosen = numbers == self.number[:, None]
-        elif numbers is None:
-            chosen = self.number == self.count
-            self.made.append(thoughts)
-            self.count += 1
+            chosen = numbers == number[:, None]
+        elif isinstance(numbers, int):
+            self.made[numbers] = thoughts
+            chosen = number == numbers
         else:
-            chosen = torch.arange(len(numbers), device=thoughts.device) + numbers.start == self.number[:, None]
-            self.made += thoughts.unbind(1)
-            self.count = numbers.stop
+            self.made |= zip(numbers, thoughts.unbind(1))
+            chosen = torch.tensor(numbers, device=thoughts.device) == number[:, None]
+        self.count = max(self.count, len(self.made))
         other = controlled(thoughts, self.control, removed)
         if self.values is not None:
-            other = self.values if numbers is None else self.values[:, None]
+            other = self.values if isinstance(numbers, int) else self.values[:, None]
         return torch.where(chosen.view(*chosen.shape, *[1] * (thoughts.ndim - chosen.ndim)), other, thoughts)
 
 
@@ -61,7 +66,7 @@ def controlled(
     thoughts: Tensor,
     control: str | OneThought | None,
     removed: Tensor | float = 0.0,
-    numbers: range | Tensor | None = None,
+    numbers: Numbers | None = None,
 ) -> Tensor:
     """Return the thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
@@ -70,7 +75,7 @@ def controlled(
             another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
             with their root mean square. `OneThought`: one of these, for one thought of each row.
         removed: the constant, a value or of a shape that fits.
-        numbers: the numbers of the thoughts [rows, n, ..] of a call, or int64 [rows, n]; `None`: each call has the next
+        numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
             thought of every row.
     """
     if control is None:

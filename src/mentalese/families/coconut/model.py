@@ -13,6 +13,7 @@ columns of questions, latents and the rest.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import ThoughtCache, fixed_columns, write_at
 from mentalese.models.hf import Encoded, Limits
 from mentalese.models.lora import BACKBONE_TARGETS
-from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.trace import INFLUENCE, SHOWN, Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, attention_of
 from mentalese.models.wrapped import WrappedDecoder
 from mentalese.nn.controls import controlled
@@ -251,6 +252,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         "stream that runs alongside. Only answers are trained, so scores of the question mean little."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
+        INFLUENCE: dataclasses.replace(SHOWN[INFLUENCE], along="pass"),
         "read": Shown("read gate", "How much of the concept stream a latent reads.", "share", along="pass"),
         "forget": Shown("forget gate", "How much of its hidden state a latent drops.", "share", along="pass"),
         "write": Shown("write gate", "How much of itself a latent writes to the concept stream.", "share", "pass"),
@@ -399,7 +401,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             encoded.concepts.append(state["memory"])
         if self.config.thought_control is not None:
             marker = torch.full((), self.config.latent_token_id, device=before.device)
-            latent = controlled(latent, self.config.thought_control, self.get_input_embeddings()(marker))
+            removed, number = self.get_input_embeddings()(marker), len(encoded.latents)
+            latent = controlled(latent, self.config.thought_control, removed, number)
         encoded.states.append(before)
         encoded.latents.append(latent)
         encoded.gates.append(gates)

@@ -92,7 +92,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
     about_thoughts = "One vector per sentence, kept in a memory that the tokens of later sentences read."
     shown = {  # noqa: RUF012 (nothing writes to it)
         "memory_attention": Shown("memory use", "The most attention that the token gives to one sentence.", "share"),
-        "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one."),
+        "memory": Shown("memory", "How much the tokens of a sentence attend to an earlier one.", "share"),
         "memory_gate": Shown("memory gates", "The factor of what is read from memory, per block.", along="layer"),
     }
 

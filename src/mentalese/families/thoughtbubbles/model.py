@@ -68,7 +68,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         "streams.": Shown(
             "streams at block {}", "Number of streams of the token after the fork before that block.", "count"
         ),
-        "attention": Shown("attention", "How much a stream attends to another one after the last fork."),
+        "attention": Shown("attention", "How much a stream attends to another one after the last fork.", "share"),
         "stream_weight": Shown("weight of streams", "How much each stream counts at the end.", "share", "stream"),
     }
     supports_flex_attention = True

@@ -1,6 +1,6 @@
 // -- curves -----------------------------------------------------------------------------------------------------------
 
-const COUNTED = ["layer", "block", "pass"]; // what has no values in between
+const COUNTED = ["layer", "block", "pass", "thought", "turn"]; // what has no values in between
 
 /** The ends of an axis: zero is one of them, or within; unless the values would fill less than a fifth of it. Bars
  * always begin at zero. */

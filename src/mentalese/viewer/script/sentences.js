@@ -12,9 +12,9 @@ function arcsBeside(rows) {
     middle = rows.map((row) => row.offsetTop + row.offsetHeight / 2);
     return width > 0;
   }
-  const arc = ([i, j, weight], name) => {
+  const arc = ([i, j, strength], name) => {
     const end = width - 10, reach = (end - 8) * 1.32 * (Math.abs(i - j) / widest) ** 0.7;
-    return make(name, { d: `M${end} ${middle[j]}C${end - reach} ${middle[j]} ${end - reach} ${middle[i]} ${end} ${middle[i]}`, "--w": weight.toFixed(3) });
+    return make(name, { d: `M${end} ${middle[j]}C${end - reach} ${middle[j]} ${end - reach} ${middle[i]} ${end} ${middle[i]}`, "--w": strength.toFixed(3) });
   };
   return {
     svg, measure,
@@ -24,7 +24,7 @@ function arcsBeside(rows) {
     },
     picked(i, reads, by) {
       svg.classList.toggle("some", reads.length + by.length > 0);
-      svg.lastChild.replaceChildren(...reads.map(([j, w]) => arc([i, j, w], "path.reads")), ...by.map(([j, w]) => arc([j, i, w], "path.by")),
+      svg.lastChild.replaceChildren(...reads.map(([j, , width]) => arc([i, j, width], "path.reads")), ...by.map(([j, , width]) => arc([j, i, width], "path.by")),
         ...(reads.length ? [make("path.tip-of", { d: `M${width - 1} ${middle[i]}l-9 -5v10z` })] : []));
     },
   };
@@ -47,7 +47,8 @@ function sentencesPanel(trace) {
   const others = (list, i) => list[i].filter(([j]) => j !== i && j < count);
   function draw() {
     if (!arcs.measure()) return;
-    arcs.all(trace.links[key].edges.filter(([i, j]) => i !== j && i < count && j < count).sort((a, b) => b[2] - a[2]).slice(0, MOST_ARCS));
+    const edges = range(count).flatMap((i) => others(trace.reads[key], i).map(([j, , width]) => [i, j, width]));
+    arcs.all(edges.sort((a, b) => b[2] - a[2]).slice(0, MOST_ARCS));
     show(at ?? last);
   }
   function show(i) {
@@ -59,17 +60,18 @@ function sentencesPanel(trace) {
       node.style.setProperty("--w", 0);
       node.lastChild.textContent = "";
     });
-    for (const [name, list] of [["reads", reads], ["by", by]]) for (const [j, weight] of list) {
+    for (const [name, list] of [["reads", reads], ["by", by]]) for (const [j, weight, width] of list) {
       rows[j].classList.add(name);
-      if (name === "reads") rows[j].style.setProperty("--w", weight);
-      rows[j].lastChild.textContent = percent(weight);
+      if (name === "reads") rows[j].style.setProperty("--w", width);
+      rows[j].lastChild.textContent = say(weight, trace.links[key]);
     }
   }
   /** Back to the token that is chosen, or to the last thought, which can read all others. */
   const rest = () => show(clamp(trace.of[view.token]?.[0] ?? last, 0, last));
+  const list = (i) => trace.reads[key][i].map(([j, weight]) => `${j + 1} (${say(weight, trace.links[key])})`).join(", ");
   const described = (i) => `${i + 1}: ${trace.reads[key][i].length
-    ? `reads ${trace.reads[key][i].map(([j, w]) => `${j + 1} (${percent(w)})`).join(", ")}` : "reads no other"}`;
-  const list = make("ol", {
+    ? `reads ${list(i)}` : "reads no other"}`;
+  const lines = make("ol", {
     "aria-label": "Thoughts in the order of the text",
     onpointerover: (event) => {
       const row = event.target.closest("li");
@@ -85,15 +87,15 @@ function sentencesPanel(trace) {
     onkeydown: (event) => walk(rows, event.target.index, event, BOTH),
   }, ...rows);
   about.textContent = trace.links[key].about;
-  new ResizeObserver(draw).observe(list);
+  new ResizeObserver(draw).observe(lines);
   const cut = trace.thoughts.length > count ? `· first ${count} of ${trace.thoughts.length}` : "";
   return {
     node: section("What each thought reads", null,
       keys.length > 1 ? choose("Read by", keys.map((k) => [k, trace.links[k].title]), key, (k) => { key = k; about.textContent = trace.links[key].about; draw(); }) : "",
       about, legendOf({ reads: "what it reads", by: "what reads it" }, `· thicker: more ${cut}`),
-      make("div.links", {}, arcs.svg, list),
+      make("div.links", {}, arcs.svg, lines),
       asTable(["thought", "text", "reads (weight)"], () => trace.thoughts.map(({ start, end }, i) =>
-        [i + 1, excerpt(trace, start, end), trace.reads[key][i].map(([j, w]) => `${j + 1} (${percent(w)})`).join(", ")]))),
+        [i + 1, excerpt(trace, start, end), list(i)]))),
     point(token) {
       const i = token === null ? last : trace.of[token][0];
       if (i !== undefined && i !== at && i < count) show(i);

@@ -112,7 +112,7 @@ function lighter(trace, tokens) {
     lit.clear();
     for (const i of thoughts) {
       highlight(trace.thoughts[i], "own", 1);
-      for (const reads of Object.values(trace.reads)) for (const [j, weight] of reads[i]) if (j !== i) highlight(trace.thoughts[j], "read", weight);
+      for (const reads of Object.values(trace.reads)) for (const [j, , width] of reads[i]) if (j !== i) highlight(trace.thoughts[j], "read", width);
     }
   };
 }

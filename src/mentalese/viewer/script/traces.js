@@ -14,13 +14,14 @@ function prepare(trace) {
   trace.thoughts.forEach(({ start, end }, i) => {
     if (end - start < length) for (let t = start; t < end; t++) trace.of[t].push(i);
   });
-  trace.reads = {}; // link -> thought -> [[thought, weight], ...], sorted by weight
+  trace.reads = {}; // link -> thought -> [[thought, weight, width], ...], sorted by weight; a full width is 1
   trace.readBy = {};
-  for (const [key, { edges }] of Object.entries(trace.links)) {
+  for (const [key, { edges, unit }] of Object.entries(trace.links)) {
+    const most = unit === "share" ? 1 : Math.max(...edges.map(([, , weight]) => weight));
     const lists = [trace.reads[key], trace.readBy[key]] = range(2).map(() => trace.thoughts.map(() => []));
     for (const [i, j, weight] of edges) {
-      lists[0][i].push([j, weight]);
-      lists[1][j].push([i, weight]);
+      lists[0][i].push([j, weight, weight / most]);
+      lists[1][j].push([i, weight, weight / most]);
     }
     for (const list of lists.flat()) list.sort((a, b) => b[1] - a[1]);
   }
