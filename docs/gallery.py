@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from mentalese import load
 from mentalese.data.sources import open_source
+from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.viewer import think_page
 
@@ -81,7 +82,8 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
 
 def entry(browser: Browser, run: str, other: str | None) -> str:
     """Write pictures of a run's panels; return their section in Markdown."""
-    html = think_page(load(run), text_for(run), against=load(other) if other else None)
+    saved, against = load(run), load(other) if other else None
+    html = think_page(saved, text_for(run), against=against, influence=has_own_thoughts(saved))
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)
         file.flush()

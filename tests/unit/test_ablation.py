@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,12 @@ from mentalese.compare.compare import compare
 from mentalese.compare.report import print_comparison
 from mentalese.errors import InputError
 from mentalese.evaluation import ablation
+from mentalese.evaluation.answer_rule import AnswerRule
+from mentalese.evaluation.answers import AnswerRecord, Answers
 from mentalese.evaluation.options import AblationOptions
 from mentalese.files import read_json, write_json
+from mentalese.models.influence import influence
+from mentalese.models.thinking import document_ids
 from mentalese.nn.controls import CONTROLS
 from support import saved, shrink
 
@@ -139,3 +144,80 @@ def test_a_model_without_thoughts_is_refused(
     model = load(saved(tmp_path / "run", shrink(get_recipe(name), corpus), **fields))
     with pytest.raises(InputError, match=message):
         ablation.run(model)
+
+
+def test_each_latent_is_replaced_by_itself(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = saved(tmp_path / "run", shrink(get_recipe("coconut/tiny-coconut"), corpus))
+    latents = load(run).layout.asked()["latents"]
+    assert cli.main(["ablate", str(run), "--documents", "4", "--each"]) == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:] if "%" in line]
+    assert rows == ["own", *CONTROLS, *(f"thought {n + 1}, {control}" for n in range(latents) for control in CONTROLS)]
+
+
+def test_the_only_question_has_nothing_to_swap(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("coconut/tiny-coconut"), corpus)))
+    parts = ablation.run(model, AblationOptions(documents=1, each=True))["ablations"]
+    assert {part["thoughts"].rpartition(", ")[2] for part in parts} == {"own", "removed", "noisy"}
+
+
+def test_answers_of_others_count_only_if_they_differ() -> None:
+    def answer(number: int, expected: str, given: str) -> AnswerRecord:
+        return AnswerRecord(number, "", expected, answer=given)
+
+    records = [answer(0, "1", "2"), answer(1, "2", "2"), answer(2, "2", "1")]
+    answers = Answers(records, AnswerRule.of("", ["1"]), {})
+    assert ablation._others(answers, {0: 1, 1: 2, 2: 0}) == 1.0  # the second has the same right answer as its donor
+    assert ablation._others(answers, {0: 1, 1: 0, 2: 1}) == 0.5
+    assert ablation._others(answers, {0: 0, 1: 2, 2: 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("thought_gestalt/tiny", ["0 back", "1 back"]),
+        ("conceptlm/tiny", ["0 back", "1 back"]),
+        ("latent_thought/tiny", ["thought 1", "thought 2"]),
+        ("looped/tiny", ["thought 1"]),
+    ],
+)
+def test_thoughts_of_texts_are_replaced_one_by_one(name: str, names: list[str], tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe(name), corpus)))
+    plain = ablation.run(model, AblationOptions(split="train", documents=2))["ablations"]
+    every = ablation.run(model, AblationOptions(split="train", documents=2, each=True))["ablations"]
+    assert every[: len(plain)] == plain
+    found = {part["thoughts"]: part for part in every[len(plain) :]}
+    assert [*found][: len(names)] == [f"{name}, removed" for name in names]
+    for part in found.values():
+        assert part["difference"] == pytest.approx(part["score"] - plain[0]["score"], abs=1e-5)
+    changed = [each for each in names if abs(found[f"{each}, removed"]["difference"]) > 1e-5]
+    assert changed == (names[1:] if name == "thought_gestalt/tiny" else names)
+
+
+def test_the_mean_of_one_thought_is_over_its_tokens(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)))
+    split = model.split("train")
+    parts = ablation.run(model, AblationOptions(split="train", documents=2, each=True))["ablations"]
+    before: list[float] = []
+    for number in range(2):
+        trace = model.trace(document_ids(model, split, number))
+        nats = influence(model.model, trace.input_ids)
+        for i, thought in enumerate(trace.thoughts[1:]):
+            before += [value for value in nats[i, thought.start : thought.end].tolist() if not math.isnan(value)]
+    [part] = [part for part in parts if part["thoughts"] == "1 back, removed"]
+    assert part["difference"] == pytest.approx(sum(before) / len(before), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("thoughtbubbles/tiny", "each is True: the model's thoughts are decisions about single tokens"),
+        ("looped/tiny-questions", "each is True: the model answers without latents, remove it"),
+    ],
+)
+def test_thoughts_that_cannot_be_counted_are_refused(name: str, message: str, tmp_path: Path, corpus: Path) -> None:
+    recipe = shrink(get_recipe(name.removesuffix("-questions")), corpus)
+    if name.endswith("questions"):
+        recipe = dataclasses.replace(shrink(get_recipe("coconut/tiny"), corpus), model=recipe.model)
+    model = load(saved(tmp_path / "run", recipe))
+    with pytest.raises(InputError, match=message):
+        ablation.run(model, AblationOptions(documents=1, each=True))

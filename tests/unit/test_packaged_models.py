@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 import mentalese
 from mentalese import packaged as module
+from mentalese.analyses.figures import write_figure
 from mentalese.cli import main
 from mentalese.errors import InputError
 from mentalese.models.build import build_model
@@ -122,3 +123,29 @@ def test_two_models_of_one_name_are_refused(installed: list[Any]) -> None:
     installed *= 2
     with pytest.raises(InputError, match=f"two packages bring the model {NAMES[0]!r}: uninstall one"):
         packaged_models()
+
+
+def test_a_latent_of_composition_stands_for_a_running_product(tmp_path: Path) -> None:
+    numbers = write_figure("coconut/products", ["models:coconut-composition"], tmp_path / "x.svg", documents=150)
+    (model,) = numbers["models"]
+    for latent, shares in enumerate(model["answers"]):
+        assert max(range(len(shares)), key=shares.__getitem__) == latent + 1
+        assert shares[latent + 1] > 0.55 > 2 * sorted(shares)[-2]
+
+
+def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
+    numbers = write_figure(
+        "thought_gestalt/recall", ["models:thought_gestalt-recall"], tmp_path / "x.svg", documents=30
+    )
+    influence, attention = numbers["influence (nats)"], numbers["attention (share)"]
+    assert influence["questions"] == attention["questions"] == 60
+    assert influence["holder"] > 2.5 * influence["others"]
+    assert influence["largest"] > attention["largest"] + 0.15
+    assert attention["holder"] < 2 * attention["others"]
+
+
+def test_figures_of_other_tasks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the figure coconut/products needs composition, use --source"):
+        write_figure("coconut/products", ["models:sim-cot-reachability"], tmp_path / "x.svg", documents=10)
+    with pytest.raises(InputError, match=r"has no questions of builtin:recall"):
+        write_figure("thought_gestalt/recall", ["models:thought_gestalt-families"], tmp_path / "x.svg", documents=3)

@@ -22,9 +22,10 @@ from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.models import base
 from mentalese.models.base import as_model
+from mentalese.models.influence import influence
 from mentalese.models.saved import Saved, load
 from mentalese.models.thinking import joined, think, token_texts, trace
-from mentalese.models.trace import Thought
+from mentalese.models.trace import INFLUENCE, Thought
 from mentalese.viewer import payload, think_page
 from support import opened as read_by
 from support import saved, shrink
@@ -90,6 +91,45 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
     assert any(thought["nearest"] for thought in drawn["thoughts"]) == (family == "coconut")
     assert any(thought["codes"] for thought in drawn["thoughts"]) == (family == "conceptlm")
     assert (len(drawn["readings"]) > 1) == (family == "latent_thought")
+
+
+@pytest.mark.parametrize(
+    ("family", "curve", "link", "score"),
+    [
+        ("thought_gestalt", True, True, False),
+        ("coconut", True, False, False),
+        ("conceptlm", True, True, False),
+        ("latent_thought", True, False, False),
+        ("thoughtbubbles", False, False, True),
+    ],
+)
+def test_influence_is_shown_as_each_family_has_thoughts(
+    runs: dict[str, Path], family: str, curve: bool, link: bool, score: bool
+) -> None:
+    saved = load(runs[family])
+    found, patched = (saved.think(TEXT, **options) for options in ({"influence": True}, {"patch": f"Oh. {TEXT}"}))
+    assert [INFLUENCE in part for part in (found.curves, found.links, found.scores)] == [curve, link, score]
+    nats = influence(saved.model, found.input_ids)
+    total = found.curves[INFLUENCE] if curve else found.scores[INFLUENCE]
+    torch.testing.assert_close(total, nats.nansum(1))
+    if family != "thoughtbubbles":
+        assert not torch.equal(patched.curves[INFLUENCE], total[: len(patched.curves[INFLUENCE])])
+    if link:
+        read = saved.model.read_thoughts(found)
+        last, first = found.thoughts[read[1]], read[0]
+        expected = nats[0, last.start : last.end].nanmean()
+        torch.testing.assert_close(found.links[INFLUENCE][read[1], first], expected)
+        assert next(iter(found.links)) == INFLUENCE
+    page = inside(think_page(saved, TEXT, influence=True))
+    [drawn] = page["traces"]
+    assert (INFLUENCE in drawn["curves"], INFLUENCE in drawn["links"]) == (curve, link)
+
+
+def test_influence_needs_thoughts_and_a_text_at_once(runs: dict[str, Path]) -> None:
+    with pytest.raises(InputError, match="it has no thoughts, use a model of a family that thinks"):
+        load(runs["gpt2"]).think(TEXT, influence=True)
+    with pytest.raises(InputError, match="influence needs it at once, at most"):
+        load(runs["conceptlm"]).think(200 * TEXT, influence=True)
 
 
 def test_question_is_answered_and_the_answer_traced(runs: dict[str, Path]) -> None:

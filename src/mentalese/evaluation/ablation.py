@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mentalese.data.split import Split
-from mentalese.data.tokenizers import decode
 from mentalese.errors import require
 from mentalese.evaluation.answers import GREEDILY, Answers, ask
 from mentalese.evaluation.options import AblationOptions
@@ -21,9 +20,9 @@ from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
 from mentalese.models.saved import Saved
-from mentalese.models.thinking import add_influence, prompt_ids
+from mentalese.models.thinking import add_influence, document_ids
 from mentalese.models.trace import ThoughtTrace
-from mentalese.nn.controls import CONTROLS, OneThought
+from mentalese.nn.controls import CONTROLS, OneThought, ThoughtControl
 from mentalese.values import temporarily
 
 OWN = "own"
@@ -40,7 +39,7 @@ def run(
     saved: Saved,
     options: AblationOptions | None = None,
     *,
-    controls: Sequence[str] = CONTROLS,
+    controls: Sequence[ThoughtControl] = CONTROLS,
     show: bool = False,
 ) -> dict[str, Any]:
     """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
@@ -72,7 +71,8 @@ def run(
     require(answered, "source", saved.data.source, f"{saved.path} answers questions, use a source that has some")
 
     if questions:
-        latents = saved.layout.asked().get("latents") if options.each else None
+        has_latents = options.each and getattr(config, "latent_token_id", None) is not None
+        latents = saved.layout.asked().get("latents") if has_latents else None
         require(not options.each or bool(latents), "each", True, "the model answers without latents, remove it")
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:
@@ -95,7 +95,7 @@ Kind = tuple[str, str | OneThought | None]
 Entry = dict[str, Any]
 
 
-def _kinds(controls: Sequence[str], latents: int = 0) -> Iterator[Kind]:
+def _kinds(controls: Sequence[ThoughtControl], latents: int = 0) -> Iterator[Kind]:
     """Yield own thoughts, all thoughts under each control, then each thought by itself."""
     yield OWN, None
     yield from ((control, control) for control in controls)
@@ -106,10 +106,7 @@ def _kinds(controls: Sequence[str], latents: int = 0) -> Iterator[Kind]:
 
 def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tuple[np.ndarray, list[Entry]]:
     """Return 1 for each question that own thoughts answer right, else 0, and an entry for each kind of thoughts."""
-    donors: dict[int, int] = {}  # the question whose thoughts each question reads when they are swapped
-    for batch in QuestionPrompts(saved, split, GREEDILY, None).batches():
-        documents = batch["documents"].tolist()
-        donors |= zip(documents, np.roll(documents, 1).tolist())
+    donors = neighbours(saved, split)
     reference, entries = np.empty(0), list[Entry]()
     for thoughts, control in kinds:
         if len(donors) == 1 and thoughts.endswith("swapped"):
@@ -123,6 +120,15 @@ def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tup
         others = _others(answers, donors) if thoughts == OWN or thoughts.endswith("swapped") else None
         entries.append(entry | {"unfinished": answers.metrics().unfinished, "others": others})
     return reference, entries
+
+
+def neighbours(saved: Saved, split: Split) -> dict[int, int]:
+    """Return the question whose thoughts each question reads when they are swapped within its batch."""
+    donors: dict[int, int] = {}
+    for batch in QuestionPrompts(saved, split, GREEDILY, None).batches():
+        documents = batch["documents"].tolist()
+        donors |= zip(documents, np.roll(documents, 1).tolist())
+    return donors
 
 
 def _entry(thoughts: str, score: float, difference: float, bounds: np.ndarray | None, column: int) -> Entry:
@@ -172,9 +178,7 @@ def _one_by_one(saved: Saved, split: Split, own: float) -> list[Entry]:
     """
     context, rows = context_length(saved.model.config), list[dict[str, Tensor]]()
     for number in range(saved.evaluation.documents(len(split.document_bytes))):
-        tokens = split.tokens[split.documents[number] : split.documents[number + 1]]
-        ids = prompt_ids(saved, decode(tokens.astype("int64"), saved.tokenizer))[0]
-        trace = saved.trace(ids[:context])
+        trace = saved.trace(document_ids(saved, split, number)[:context])
         rows.append(_changes(saved.model, trace, add_influence(saved.model, trace)))
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)

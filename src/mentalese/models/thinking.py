@@ -13,7 +13,7 @@ from torch import Tensor
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import document_windows
-from mentalese.data.tokenizers import special_ids
+from mentalese.data.tokenizers import decode, special_ids
 from mentalese.errors import require
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
@@ -24,6 +24,7 @@ from mentalese.values import checked
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from mentalese.data.split import Split
     from mentalese.models.saved import Saved
 
 
@@ -52,13 +53,13 @@ def think(
     limit = saved.evaluation.answer_tokens
     max_new_tokens = limit if max_new_tokens is None else checked("max_new_tokens", int, max_new_tokens)
     require(bool(text.strip()), "the text", text, "pass one with at least one word")
-    ids, special = prompt_ids(saved, text), layout.special_ids(saved.tokenizer)
+    ids, special = _prompt(saved, text), layout.special_ids(saved.tokenizer)
     length, context = ids.shape[1], context_length(model.config)
     asked = influence or patch is not None
 
     def measured(read: ThoughtTrace) -> ThoughtTrace:
         if asked:
-            add_influence(model, read, None if patch is None else thoughts_of(model, prompt_ids(saved, patch)[0]))
+            add_influence(model, read, None if patch is None else thoughts_of(model, _prompt(saved, patch)[0]))
         return read
 
     if not saved.answers:
@@ -79,13 +80,19 @@ def think(
     return dataclasses.replace(measured(trace(saved, ids[0], **options)), written=length)
 
 
-def prompt_ids(saved: Saved, text: str) -> Tensor:
+def _prompt(saved: Saved, text: str) -> Tensor:
     """Return the tokens [1, length] of a text as `think` reads it."""
     ids: Tensor = saved.encode_prompts([text])["input_ids"]
     if saved.layout.markers:  # the last sentence has an end too
         end = saved.layout.special_ids(saved.tokenizer)["sentence_end_token_id"]
         ids = torch.nn.functional.pad(ids, (0, 1), value=end)
     return ids.to(saved.device)
+
+
+def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
+    """Return the tokens [length] of a document of a split as `think` reads a text."""
+    ids = split.tokens[split.documents[number] : split.documents[number + 1]].tolist()
+    return _prompt(saved, decode(ids, saved.tokenizer))[0]
 
 
 def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None) -> Tensor:
@@ -101,11 +108,12 @@ def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | No
         return nats
     trace.curves[INFLUENCE] = sums
     spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read]
-    if len({(span.start, span.stop) for span in spans}) > 1:
+    is_scored = any(bool(nats[:, span].isfinite().any()) for span in spans)
+    if is_scored and len({(span.start, span.stop) for span in spans}) > 1:
         links = nats.new_zeros(len(trace.thoughts), len(trace.thoughts))
         for i, span in zip(read, spans):
             links[i, read] = nats[: len(read), span].nanmean(1).nan_to_num()
-        trace.links[INFLUENCE] = links
+        trace.links = {INFLUENCE: links} | trace.links
     return nats
 
 

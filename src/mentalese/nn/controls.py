@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 ThoughtControl = Literal["removed", "swapped", "noisy"]
-CONTROLS: tuple[str, ...] = get_args(ThoughtControl)
+CONTROLS: tuple[ThoughtControl, ...] = get_args(ThoughtControl)
 
 
 Numbers = int | range | Tensor

@@ -138,7 +138,8 @@ def _page(file: Path, models: dict[str, Saved], example: Entry, command: str) ->
     """Write the page of a model's thoughts about an example, beside the model without them; return its file."""
     thinker, without = models["own thoughts"], models["no thoughts"]
     right = example.get("right") if thinker.layout.questions else None
-    write_text(file, think_page(thinker, example["text"], against=without, answer=right, command=command))
+    shown = think_page(thinker, example["text"], against=without, answer=right, command=command, influence=True)
+    write_text(file, shown)
     return file
 
 

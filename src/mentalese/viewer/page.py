@@ -16,6 +16,7 @@ from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer.payload import payload
 
 _LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
+_OF_OWN_THOUGHTS = {"influence", "patch"}  # options
 _HERE = Path(__file__).parent
 _SCRIPT = (
     "base", "save", "traces", "text", "sentences", "streams", "passes", "chunks", "readings", "curves", "gain", "page",
@@ -76,7 +77,8 @@ def think_page(
     traces = []
     for model in models:
         try:
-            traces.append(model.think(text, **(options if model is saved or control else {})))
+            taken = options if model is saved else {name: options[name] for name in options.keys() - _OF_OWN_THOUGHTS}
+            traces.append(model.think(text, **(taken if model is saved or control else {})))
         except InputError as error:
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]

@@ -475,6 +475,66 @@ def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
     return graphs, {one.question: one for one in islice(graphs.questions("validation"), graphs.size("validation"))}
 
 
+def products(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> Drawing:
+    """Draw which running product a latent stands for, on `builtin:composition`: swap it alone, and see the answer.
+
+    Latent t of a question is replaced by latent t of another one. If it stands for the product of the first k
+    permutations, the answer is the other question's product of these, times the permutations of its own that are left.
+    Cells have the share of such answers for the longest questions, of those where it is not the right one; a guess has
+    the share of one product among all.
+    """
+    models = [_open(path, source, documents) for path in paths]
+    picture, (panels,) = canvas(1, len(models), 1 + 3.6 * len(models), 3.0)
+    numbers: Numbers = {"split": "test", "models": []}
+    for panel, saved, label in zip(panels, models, model_names(paths)):
+        chances, counts = _answers_by_product(saved)
+        latents, moves = chances.shape
+        texts = [[f"{share:.0%}" for share in row] for row in chances]
+        names = [str(i + 1) for i in range(latents)], [str(i + 1) for i in range(moves)]
+        _cells(panel, chances, texts, names, [np.array([0.0, 1.0])])
+        panel.set(title=label, xlabel="permutations in the product", ylabel="the latent swapped")
+        about = {"source": saved.data.source, "answers": chances.tolist(), "questions": counts.tolist()}
+        numbers["models"].append(_about(saved, label) | about)
+    footnote(
+        picture, "share of answers that follow if this latent has another question's product of the first permutations"
+    )
+    return picture, numbers
+
+
+def _answers_by_product(saved: Saved) -> tuple[np.ndarray, np.ndarray]:
+    """Return the share of answers that follow from each product of the other question, [latents, permutations].
+
+    And the number of questions of each share.
+    """
+    from mentalese.evaluation.ablation import neighbours
+    from mentalese.nn.controls import OneThought
+    from mentalese.suite.tasks import task
+    from mentalese.suite.tasks.composition import Composition
+    from mentalese.values import temporarily
+
+    spec = saved.data.source.removeprefix("builtin:")
+    group = task(spec) if spec.partition(":")[0] == Composition.name else None
+    if not isinstance(group, Composition):
+        raise InputError(f"the figure coconut/products needs {Composition.name}, use --source builtin:composition")
+    split = _split(saved, "test")
+    donors = neighbours(saved, split)
+    longest = group.length[1]
+    followed, counts = np.zeros((2, _latents(saved), longest), dtype=int)
+    for number in range(_latents(saved)):
+        with temporarily(saved.model.config, thought_control=OneThought(number, "swapped")):
+            records = {record.document: record for record in _answers(saved, split)}
+        for document, record in records.items():
+            own, other = (records[i].question.split()[:-1] for i in (document, donors[document]))
+            if len(own) != longest or len(other) != longest:
+                continue
+            for done in range(longest):
+                follows = group.product([*other[: done + 1], *own[done + 1 :]])
+                if follows != record.expected:
+                    counts[number, done] += 1
+                    followed[number, done] += record.answer == follows
+    return followed / counts.clip(min=1), counts
+
+
 FIGURES = {
     "retention": Figure(
         "cosine of each pass's hidden state with the first one's", "MODEL ...", retention, reads_source=True
@@ -491,6 +551,12 @@ FIGURES = {
         "which nodes of a graph each latent is close to, by their distance from the root",
         "MODEL",
         frontier,
+        reads_source=True,
+    ),
+    "products": Figure(
+        "which running product of permutations a latent stands for, found by swapping it",
+        "MODEL ...",
+        products,
         reads_source=True,
     ),
     "latents": Figure("accuracy by the number of latents at test time", "MODEL ...", latents, reads_source=True),

@@ -32,6 +32,8 @@ from mentalese.formatting import model_names, round_numbers
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from mentalese.models.saved import Saved
+
 WIDTH = 44  # characters of a sentence
 COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
 CONDITIONS = {"normal": "--", "reversed": "-"}
@@ -378,6 +380,55 @@ def memory(paths: list[str], text: str) -> Drawing:
     }
 
 
+def recall(paths: list[str], *, source: str | None = None, documents: int = 200) -> Drawing:
+    """Draw what an answer of `builtin:recall` loses without each earlier sentence, next to the attention to it.
+
+    Sentences are the one that has the answer, and all others; titles say how often it has the largest value.
+    """
+    from mentalese.models.saved import load
+
+    saved, (label,) = load(paths[0]).on(source), model_names(paths)
+    values = _by_holder(saved, documents)
+    picture, (panels,) = canvas(1, len(values), 6.5, 2.8)
+    for panel, (name, found) in zip(panels, values.items()):
+        panel.bar(["has the answer", "others"], [found["holder"], found["others"]], color=[COLORS[0], "0.7"], width=0.6)
+        panel.set(ylabel=name, title=f"largest there: {found['largest']:.0%}")
+    questions = next(iter(values.values()))["questions"]
+    footnote(picture, f"{label}, {questions} answers: what they lose without one earlier sentence, and attention to it")
+    return picture, {"path": saved.path, "label": label, "source": saved.data.source, "split": "test"} | values
+
+
+def _by_holder(saved: Saved, documents: int) -> Numbers:
+    """Return the mean influence on answers, in nats, and the mean attention of their sentences, by sentence."""
+    from mentalese.models.thinking import add_influence, document_ids
+
+    split = saved.split("test")
+    columns: dict[str, list[Any]] = {"influence (nats)": [], "attention (share)": []}
+    holders = []
+    for number in range(min(documents, len(split.document_bytes))):
+        trace = saved.trace(document_ids(saved, split, number))
+        nats = add_influence(saved.model, trace)
+        words = ["".join(trace.tokens[each.start : each.end]).split() for each in trace.thoughts]
+        for i, sentence in enumerate(words):
+            if "?" in sentence:
+                key = sentence[sentence.index("?") - 1]
+                holders.append(next(j for j, other in enumerate(words) if key in other and "owns" in other))
+                asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
+                columns["influence (nats)"].append(nats[:i, asked + 1].tolist())
+                columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())
+    remedy = "it has no questions of builtin:recall, use --source builtin:recall"
+    require(bool(holders), "the figure's source", saved.data.source, remedy)
+    return {
+        name: {
+            "holder": fmean(values[holder] for values, holder in zip(rows, holders)),
+            "others": fmean(v for values, holder in zip(rows, holders) for j, v in enumerate(values) if j != holder),
+            "largest": fmean(max(values) == values[holder] for values, holder in zip(rows, holders)),
+            "questions": len(rows),
+        }
+        for name, rows in columns.items()
+    }
+
+
 FIGURES = {
     "gates": Figure("memory gates by layer over training", "RUN ...", gates),
     "gradient-share": Figure("shares of the gradient in self-attention, memory and MLP", "RUN ...", gradient_share),
@@ -391,4 +442,7 @@ FIGURES = {
         reversal_by_size,
     ),
     "memory": Figure("attention between the sentences of a text", "MODEL", memory, reads_text=True),
+    "recall": Figure(
+        "influence of the sentence that has the answer, next to attention", "MODEL", recall, reads_source=True
+    ),
 }

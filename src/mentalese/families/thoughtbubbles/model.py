@@ -477,5 +477,5 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 trace.streams = encoded.genealogy(row, self.config.num_hidden_layers)
 
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
-        """See `LatentThoughtModel.read_thoughts`: a thought is the decisions about a token, and the trace has streams."""
+        """See `LatentThoughtModel.read_thoughts`: a thought is the decisions about a token, not a stream."""
         return []

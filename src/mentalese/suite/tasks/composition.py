@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import random
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, reduce
 from itertools import accumulate, permutations
 from typing import Annotated
 
@@ -56,6 +57,10 @@ class Composition(DrawnTask):
         elements = ["".join(word) for word in permutations("abcde"[: self.things])]
         places = {word: ["abcde".index(letter) for letter in word] for word in elements}
         return {a: {b: "".join(a[i] for i in places[b]) for b in elements} for a in elements}
+
+    def product(self, moves: Sequence[str]) -> str:
+        """Return what permutations make of the things, one after the other."""
+        return reduce(lambda done, move: self.group_table[done][move], moves)
 
     def document(self, split: str, rng: random.Random) -> Document:
         elements, low, high = list(self.group_table), *self.length
