@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.cache_utils import DynamicLayer
 
@@ -75,6 +76,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
         for name in ("read", "forget", "write")
     ),
     ("gpt2", {"mode": "agclr", "write_passes": 2}),
+    ("gpt2", {"parallel_passes": 1}),
+    ("llama", {"parallel_passes": 2}),
 ]
 
 
@@ -269,9 +272,9 @@ def test_every_curriculum_ends_before_its_run_does(name: str) -> None:
     assert all(phase.start <= (recipe.train.epochs or 0) - 2 for phase in recipe.phases)
 
 
-@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
-def test_batched_generation_matches_the_plain_model(mode: str) -> None:
-    model = made(mode=mode)
+@pytest.mark.parametrize("fields", [{}, {"mode": "agclr"}, {"mode": "pause"}, {"parallel_passes": 2}])
+def test_batched_generation_matches_the_plain_model(fields: dict[str, Any]) -> None:
+    model = made(**fields)
     ids, mask = padded(ROWS, left=True)
     new = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
     for row, tokens in zip(ROWS, new[:, ids.shape[1] :]):
@@ -287,6 +290,39 @@ def test_a_text_cut_anywhere_matches_the_whole_text(cut: int, fields: dict[str, 
     cache = model.new_cache()
     pieces = [model.encode(part, cache=cache).hidden for part in (ids[:, :cut], ids[:, cut:])]
     torch.testing.assert_close(torch.cat(pieces, dim=1), model.encode(ids).hidden, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("passes", [3, 5])
+def test_as_many_passes_as_latents_give_them_one_by_one(passes: int) -> None:
+    ids, mask = padded(ROWS, left=True)
+    parallel, sequential = made(parallel_passes=passes), made()
+    torch.testing.assert_close(parallel.encode(ids, mask).hidden, sequential.encode(ids, mask).hidden)
+    fewer = made(parallel_passes=2).encode(ids, mask).hidden
+    assert torch.allclose(fewer[2], sequential.encode(ids, mask).hidden[2], atol=1e-5), "one latent needs one pass"
+    assert not torch.allclose(fewer[0], sequential.encode(ids, mask).hidden[0], atol=1e-2)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_flops_of_parallel_latents_are_counted(passes: int) -> None:
+    model, (ids, _) = made(parallel_passes=passes), padded([ROWS[0]])
+    model.set_attn_implementation("eager")  # the counter does not know fused attention
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids, use_cache=False)
+    assert model.forward_flops({"input_ids": ids, "labels": ids}) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("cut", [4, 7])
+def test_parallel_latents_are_read_in_one_call(cut: int) -> None:
+    model, ids = made(parallel_passes=2), torch.tensor([ROWS[0]])
+    cache = model.new_cache()
+    pieces = [model.encode(part, cache=cache).hidden for part in (ids[:, :cut], ids[:, cut:])]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model.encode(ids).hidden, atol=1e-5, rtol=1e-5)
+    cache = model.new_cache()
+    model.encode(ids[:, :5], cache=cache)
+    with pytest.raises(InputError, match="parallel latents are read in one call"):
+        model.encode(ids[:, 5:], cache=cache)
+    with pytest.raises(InputError, match="parallel latents are read several times"):
+        model.generate(ids, max_new_tokens=2, cache_implementation="static")
 
 
 def test_a_latent_reads_the_state_before_it_and_a_pause_does_not() -> None:
@@ -429,6 +465,11 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
         ({"gates": ("read", "reset")}, "coconut.gates is "),
         ({"gate_biases": (0.0,)}, "coconut.gate_biases is"),
         ({"write_passes": 0}, "coconut.write_passes is 0"),
+        ({"parallel_passes": 0}, "coconut.parallel_passes is 0"),
+        (
+            {"parallel_passes": 2, "mode": "agclr"},
+            "coconut.parallel_passes is 2: a latent of this mode needs the memory",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], says: str) -> None:
@@ -489,9 +530,9 @@ def test_latents_that_cannot_be_read_are_refused(ids: list[int], says: str) -> N
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 @pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
-def test_checkpointed_passes_read_the_keys_of_earlier_ones(backbone: str, mode: str) -> None:
-    model = made(backbone, mode=mode).train()
+@pytest.mark.parametrize("fields", [{}, {"mode": "agclr"}, {"mode": "pause"}, {"parallel_passes": 2}])
+def test_checkpointed_passes_read_the_keys_of_earlier_ones(backbone: str, fields: dict[str, Any]) -> None:
+    model = made(backbone, **fields).train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

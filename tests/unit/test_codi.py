@@ -97,6 +97,7 @@ def gradients(model: CodiForCausalLM, loss: Tensor) -> dict[str, Tensor]:
         *((backbone, {}) for backbone in BACKBONES),
         ("gpt2", {"distillation_weight": 20.0}),
         ("llama", {"distillation_weight": 0.0}),
+        ("gpt2", {"parallel_passes": 2}),
     ],
 )
 def test_the_loss_is_the_plain_one_and_so_are_its_gradients(backbone: str, fields: dict[str, Any], left: bool) -> None:

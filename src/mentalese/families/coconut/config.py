@@ -20,6 +20,9 @@ class LatentsConfig(WrappedDecoderConfig):
         step_decoder_layers: layers of a second decoder that in training predicts each written step from its latents
             (SIM-CoT, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought"); `None`: there is none.
         step_weight: weight of the step decoder's loss; its release's sum over tokens is a weight of tokens per step.
+        parallel_passes: passes that compute all latents of a row at once, each from the states of the pass before; as
+            many as latents give what one latent after the other gives (PCCoT, Wu et al., "Parallel Continuous
+            Chain-of-Thought with Jacobi Iteration", arXiv 2506.18582). `None`: one after the other.
     """
 
     model_type = "latents"
@@ -28,9 +31,15 @@ class LatentsConfig(WrappedDecoderConfig):
     latent_end_token_id: int | None = None
     step_decoder_layers: Positive | None = None
     step_weight: NonNegativeNumber = 1.0
+    parallel_passes: Positive | None = None
 
     @property
     def has_thoughts(self) -> bool:
+        return True
+
+    @property
+    def computes_latents_alone(self) -> bool:
+        """True if a latent follows from the hidden state before it, and nothing else."""
         return True
 
     @property
@@ -46,6 +55,8 @@ class LatentsConfig(WrappedDecoderConfig):
         self.require(layers is None or layers <= most, "step_decoder_layers", remedy)
         remedy = "latents of mode 'pause' predict no steps; set None"
         self.require(layers is None or self.has_thoughts, "step_decoder_layers", remedy)
+        at_once = self.parallel_passes is None or self.computes_latents_alone
+        self.require(at_once, "parallel_passes", "a latent of this mode needs the memory of the one before; set None")
 
 
 class CoconutConfig(LatentsConfig):
@@ -68,3 +79,7 @@ class CoconutConfig(LatentsConfig):
     @property
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
+
+    @property
+    def computes_latents_alone(self) -> bool:
+        return self.mode == "coconut"

@@ -476,7 +476,7 @@ def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
 
 
 def products(paths: list[str], *, source: str | None = None, documents: int = ANSWERED) -> Drawing:
-    """Draw which running product a latent stands for, on `builtin:composition`: swap it alone, and see the answer.
+    """Draw which running product a latent stands for, on `builtin:composition`: swap only it, and see the answer.
 
     Latent t of a question is replaced by latent t of another one. If it stands for the product of the first k
     permutations, the answer is the other question's product of these, times the permutations of its own that are left.

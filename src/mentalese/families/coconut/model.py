@@ -213,6 +213,14 @@ class Passes:
             self.levels.append(output.hidden_states)
         return output.last_hidden_state
 
+    def ahead(self, inputs: Tensor) -> Tensor:
+        """Return the states [B, n, d] of the next n columns as a call does, but neither keep them nor move on."""
+        if self.checkpoint is not None:
+            return self.checkpoint(self._read_again, inputs, tuple(self.pieces))[0].last_hidden_state
+        states = self._read(inputs, self.keys).last_hidden_state
+        self.keys.crop(-inputs.shape[1])
+        return states
+
     def _read(self, inputs: Tensor, keys: Any) -> Any:
         start = 0 if keys is None else keys.get_seq_length()
         end = start + inputs.shape[1]
@@ -294,9 +302,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         """See `LatentThoughtModel`; only masks of pairs can exclude the unused columns of a static cache."""
         config = self.backbone.config
         no_pairs = f"the backbone, a {config.model_type} with {attention_of(config)}, takes no masks of pairs"
+        unfixed = None if takes_pairs(config) else no_pairs
         return Limits(
             hidden_states=None,
-            static_cache=None if takes_pairs(config) else no_pairs,
+            static_cache=unfixed if self.config.parallel_passes is None else "parallel latents are read several times",
             continued_traces=None,
             loss=None if self.step_decoder is None else "the steps that latents stand for",
         )
@@ -327,6 +336,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         continued = "hidden" in state
         real = self.real_tokens(input_ids, attention_mask, cache)
         is_latent = (input_ids == self.config.latent_token_id) & real
+        if self.config.parallel_passes is not None and continued and bool((state["thinks"] & is_latent[:, 0]).any()):
+            raise InputError("input_ids goes on with latents of the call before: parallel latents are read in one call")
         places = self._places(is_latent, real, continued, together=self.training)
         mask = torch.cat((state["mask"], places.real), dim=1) if continued else places.real
         self.check_length(mask, mask.shape[1])
@@ -355,7 +366,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             last = (real * column).argmax(1)[:, None, None].expand(-1, 1, hidden.shape[2])
             latest = hidden.gather(1, last)[:, 0]
             state["hidden"] = torch.where(real.any(1, keepdim=True), latest, state["hidden"]) if continued else latest
-            state["mask"] = mask
+            state["mask"], state["thinks"] = mask, is_latent[:, -1]
             cache.advance(input_ids.shape[1])
         encoded.hidden, encoded.hidden_states = hidden, tuple(levels) or None
         return encoded
@@ -379,6 +390,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         if places.prompt:
             parts.append(read(embedded[:, : places.prompt]))
             before = torch.where(places.first[:, None], before, parts[0][:, -1])
+        if self.config.parallel_passes is not None:
+            rest = embedded[:, places.prompt + passes :]
+            latents = self._iterate(encoded, places, read, before)
+            return torch.cat((*parts, read(torch.cat((latents, rest), dim=1))), dim=1)
         for number in range(passes):
             column, thinking = places.prompt + number, places.thinks[:, number]
             latent = self._latent(encoded, before, thinking, state).to(embedded.dtype)
@@ -388,6 +403,28 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             parts.append(read(inputs))
             before = parts[-1][:, 0]
         return torch.cat(parts, dim=1)
+
+    def _iterate(self, encoded: CoconutEncoded, places: TokenPlaces, read: Passes, before: Tensor) -> Tensor:
+        """Return the inputs [B, N, d] of all columns of latents by Jacobi iteration from the latent token's embedding.
+
+        Latent t follows from the states of the pass before, at latent t - 1; the first one from `before` [B, d].
+        """
+        thinks = places.thinks[..., None]
+        tokens = encoded.hidden[:, places.prompt : places.prompt + thinks.shape[1]]
+        marker = self.get_input_embeddings()(torch.tensor(self.config.latent_token_id, device=before.device))
+        inputs = latents = tokens
+        states = before[:, None]
+        for _ in range(self.config.parallel_passes or 0):
+            states = before[:, None]
+            if thinks.shape[1] > 1:
+                states = torch.cat((states, read.ahead(inputs[:, :-1])), dim=1)
+            numbers = range(thinks.shape[1])
+            latents = controlled(self._thought(states), self.config.thought_control, marker, numbers)
+            inputs = torch.where(thinks, latents.to(tokens.dtype), tokens)
+        encoded.states += states.unbind(1)
+        encoded.latents += latents.unbind(1)
+        encoded.gates += [{}] * thinks.shape[1]
+        return inputs
 
     def _latent(self, encoded: CoconutEncoded, before: Tensor, thinking: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Return the input [B, d] of a latent after hidden states [B, d], and update the memory of `thinking` rows."""
@@ -473,11 +510,14 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         is_latent = (ids == self.config.latent_token_id) & real
         places = self._places(is_latent, real, continued=False, together=False)
         prompt, passes, columns = places.prompt, places.thinks.shape[1], places.source.shape[1]
-        single = max(passes - 1, 0)
-        pairs = prompt**2 + sum(prompt + number for number in range(1, single + 1))
+        again = 0 if self.config.parallel_passes is None or not passes else self.config.parallel_passes
+        single = 0 if again else max(passes - 1, 0)
+        pairs = again * (passes - 1) * (prompt + passes - 1)
+        pairs += prompt**2 + sum(prompt + number for number in range(1, single + 1))
         pairs += (columns - prompt - single) * columns  # the last pass reads the rest
-        body = columns * linear_weights(self.backbone) + 2 * pairs * attention_width(self.backbone.config)
-        latents = passes * self._latent_weights()
+        read = columns + again * max(passes - 1, 0)
+        body = read * linear_weights(self.backbone) + 2 * pairs * attention_width(self.backbone.config)
+        latents = (again or 1) * passes * self._latent_weights()
         return 2 * len(ids) * (body + latents + ids.shape[1] * self.output_weight().numel())
 
     def training_flops(self, batch: Batch, **settings: object) -> int:

@@ -2,7 +2,8 @@
 
 Hao et al., "Training Large Language Models to Reason in a Continuous Latent Space", arXiv 2412.06769; Farhan and
 Chaudhary, "Why Limit the Residual Stream to Layers and Not Tokens?" (AGCLR), arXiv 2606.07720, whose equations are
-cited; with a step decoder, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317.
+cited; with a step decoder, Wei et al., "SIM-CoT: Supervised Implicit Chain-of-Thought", arXiv 2509.20317; with latents
+in parallel, Wu et al., "Parallel Continuous Chain-of-Thought with Jacobi Iteration" (PCCoT), arXiv 2506.18582.
 
 A latent position reads no token. Its input is the last hidden state at the position before it; in AGCLR three gates
 mix that state with a memory. The model reads one row at a time, without padding or cache, and reads everything again
@@ -62,6 +63,12 @@ class Coconut(nn.Module):
         """Return the decoder's input at each position of a row [length], as a list of vectors [hidden]."""
         inputs: list[Tensor] = []
         embed = self.backbone.get_input_embeddings()
+        if self.config.parallel_passes is not None:  # PCCoT: every latent again, from the states of the pass before
+            inputs = [*embed(row)]
+            for _ in range(self.config.parallel_passes):
+                states = self._read(inputs)
+                inputs = [states[i - 1] if token == self.latent else embed(token) for i, token in enumerate(row)]
+            return inputs
         memory, latents = torch.zeros(self.config.hidden_size), 0
         for token in row:
             if token != self.latent or self.config.mode == "pause":

@@ -76,6 +76,13 @@ class Codi(nn.Module):
         """Return the hidden states [length, hidden] of a row after each layer; the last ones include the final norm."""
         inputs: list[Tensor] = []
         embed = self.backbone.get_input_embeddings()
+        if self.config.parallel_passes is not None:  # PCCoT, see Coconut
+            inputs = [*embed(row)]
+            for _ in range(self.config.parallel_passes):
+                thoughts = self.projection(self._layers(inputs)[-1])
+                is_latent = torch.eq(row, self.config.latent_token_id or -1).tolist()
+                inputs = [thoughts[i - 1] if latent else embed(row[i]) for i, latent in enumerate(is_latent)]
+            return self._layers(inputs)
         for token in row:
             if token == self.config.latent_token_id:
                 inputs.append(self.projection(self._layers(inputs)[-1][-1]))
