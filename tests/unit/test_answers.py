@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from mentalese import Recipe, TrainConfig
+from mentalese import Recipe, TrainConfig, get_recipe, load
 from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
@@ -29,7 +29,7 @@ from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import check_room
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.recipe import DataConfig, EvaluationConfig
-from support import opened
+from support import opened, saved, shrink
 
 SETTINGS = EvaluationConfig(metric="accuracy", answer_tokens=24, batch_size=4)
 
@@ -317,6 +317,9 @@ def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenSt
     said = ["no", "no", third, "no", second, "no", first, "no", "no"]  # greedily, then drawn twice
     result, model = scripted(prepared, said, count=3, options=AnswerOptions(answer_samples=2, temperature=0.7, seed=5))
     assert (result.accuracy, result.pass_at_k) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert result.majority == pytest.approx(1 / 3)  # the first attempt of each, as the two differ
+    tokens = [len(prepared[1](text)["input_ids"]) + 1 for text in said[3:]]
+    assert result.attempt_tokens == pytest.approx(sum(tokens) / 6)
     assert result.protocol["attempts"] == {
         "k": 2, "decoding": "sampled", "temperature": 0.7, "seed": 5, "batch_size": 4
     }  # fmt: skip
@@ -331,8 +334,45 @@ def test_a_question_is_passed_where_any_attempt_is_right(prepared: tuple[TokenSt
     assert model.options[1]["num_return_sequences"] == 2
 
     result, _ = scripted(prepared, ["no"])
-    assert result.pass_at_k is None
-    assert "pass_at_k" not in result.to_dict()
+    assert (result.pass_at_k, result.majority, result.attempt_tokens) == (None, None, None)
+    assert not {"pass_at_k", "majority", "attempt_tokens"} & result.to_dict().keys()
+
+
+def test_the_most_frequent_attempt_is_the_answer_of_the_majority(
+    prepared: tuple[TokenStore, Any, QuestionAnswer],
+) -> None:
+    (first,) = right(prepared, 1)
+    for said, is_right in ((["no", first, first], 1.0), (["### 1", first, "### 1"], 0.0), (["no", first], 0.0)):
+        options = AnswerOptions(answer_samples=len(said))
+        assert scripted(prepared, ["no", *said], count=1, options=options)[0].majority == is_right
+
+
+def test_thoughts_are_sampled_only_for_attempts(tmp_path: Path, corpus: Path) -> None:
+    model = load(saved(tmp_path / "run", shrink(get_recipe("coconut/tiny-coconut"), corpus)))
+    split, noisy = model.split("train"), AnswerOptions(answer_samples=3, temperature=0, thought_noise=3.0)
+    model = model.scored_by(max_documents=6)
+    plain, found = ask(model, split), ask(model, split, noisy)
+    assert [record.text for record in found.records] == [record.text for record in plain.records]
+    assert len({attempt for record in found.records for attempt in record.attempts}) > 3
+    assert ask(model, split, noisy) == found
+    assert model.model.config.thought_control is None
+    assert found.protocol["attempts"]["thought_noise"] == 3.0  # type: ignore[index]
+    texts = load(saved(tmp_path / "texts", shrink(get_recipe("coconut/tiny-pause"), corpus)))
+    with pytest.raises(InputError, match=r"thought_noise is 3.0: the model has no thoughts of its own"):
+        ask(texts, split, noisy)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"thought_noise": 0.5}, "thought_noise is 0.5: it is of sampled answers"),
+        ({"temperature": 0.0, "answer_samples": 2}, "temperature is 0.0: all answers are then the same"),
+        ({"thought_noise": 0.0, "answer_samples": 2}, "thought_noise is 0"),
+    ],
+)
+def test_samples_that_could_not_differ_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        AnswerOptions(**options)
 
 
 def test_drawn_answers_follow_from_the_seed(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:

@@ -34,7 +34,9 @@ from mentalese.files import sealed, write_json, write_text
 from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.models.scoring import Perplexity
+from mentalese.nn.controls import Noise
 from mentalese.screen import progress
+from mentalese.values import temporarily
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
@@ -53,6 +55,7 @@ class AnswerRecord:
         latents: number of latents after the question; `None` without any.
         seconds: the time of its batch, divided by the questions of the batch.
         attempts: the sampled answers, or the answers of the beams.
+        attempt_tokens: number of new tokens of all attempts, including the ends.
     """
 
     document: int
@@ -67,6 +70,7 @@ class AnswerRecord:
     latents: int | None = None
     seconds: float = field(default=0.0, compare=False)
     attempts: tuple[str, ...] = ()
+    attempt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class AnswerMetrics:
         accuracy: the share of greedy answers that equal the record's, by the rule of the protocol.
         exact_match, f1: means of `answer_rule.exact_match` and `answer_rule.f1`.
         pass_at_k: the share of questions with a right one among k attempts; `None` without attempts.
+        majority: the share of questions whose most frequent attempt is right, of several the first.
+        attempt_tokens: mean number of new tokens of an attempt.
         unfinished: the number of greedy answers that were cut at the limit of new tokens.
         not_asked: the numbers of questions that leave no room for an answer in the model's context: these are wrong.
     """
@@ -87,13 +93,16 @@ class AnswerMetrics:
     questions: int
     protocol: dict[str, object]
     pass_at_k: float | None = None
+    majority: float | None = None
+    attempt_tokens: float | None = None
     unfinished: int = 0
     not_asked: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         metrics = dataclasses.asdict(self) | {"not_asked": list(self.not_asked)}
-        if self.pass_at_k is None:
-            del metrics["pass_at_k"]
+        for name in ("pass_at_k", "majority", "attempt_tokens"):
+            if metrics[name] is None:
+                del metrics[name]
         return metrics
 
 
@@ -135,18 +144,26 @@ class Answers:
         write_text(path, "".join(f"{line}\n" for line in lines))
 
     def metrics(self) -> AnswerMetrics:
-        records = self.records
+        records, tried = self.records, "attempts" in self.protocol
         passed = [any(self.rule.equal(other, r.expected) for other in r.attempts) for r in records]
+        agreed = [self.rule.equal(self._most_frequent(r.attempts), r.expected) for r in records]
+        answers = sum(len(record.attempts) for record in records)
         return AnswerMetrics(
             accuracy=statistics.fmean(record.correct for record in records),
             exact_match=statistics.fmean(exact_match(record.answer, record.expected) for record in records),
             f1=statistics.fmean(f1(record.answer, record.expected) for record in records),
             questions=len(records),
             protocol=self.protocol,
-            pass_at_k=statistics.fmean(passed) if "attempts" in self.protocol else None,
+            pass_at_k=statistics.fmean(passed) if tried else None,
+            majority=statistics.fmean(agreed) if tried else None,
+            attempt_tokens=sum(r.attempt_tokens for r in records) / answers if answers else None,
             unfinished=sum(record.asked and not record.finished for record in records),
             not_asked=tuple(record.document for record in records if not record.asked),
         )
+
+    def _most_frequent(self, attempts: tuple[str, ...]) -> str:
+        """Return the first of the attempts that most others equal; empty without attempts."""
+        return max(attempts, key=lambda one: sum(self.rule.equal(other, one) for other in attempts), default="")
 
 
 def run(
@@ -214,7 +231,10 @@ def ask(
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
             the shots, or no room for an answer in the model's context; raised before the model answers.
     """
-    prompts = QuestionPrompts(saved, split, options, examples)
+    prompts, config = QuestionPrompts(saved, split, options, examples), saved.model.config
+    thinks = getattr(config, "has_thoughts", False) and config.thought_control is None
+    remedy = "the model has no thoughts of its own, remove it"
+    require(options.thought_noise is None or thinks, "thought_noise", options.thought_noise, remedy)
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, right_answers = prompts.questions, prompts.right_answers
@@ -222,9 +242,9 @@ def ask(
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 
-    def record(document: int, output: Output, attempts: list[str], seconds: float) -> AnswerRecord:
+    def record(document: int, output: Output, attempts: list[Output], seconds: float) -> AnswerRecord:
         expected, (text, tokens, ended) = right_answers[document], output
-        texts = [text, *attempts]
+        texts = [text, *(attempt for attempt, *_ in attempts)]
         if saved.layout.questions:
             answer, *others = (final_answer(text) for text in texts)
         else:
@@ -242,6 +262,7 @@ def ask(
             latents=latents,
             seconds=seconds,
             attempts=tuple(others),
+            attempt_tokens=sum(tokens for _, tokens, _ in attempts),
         )
 
     with (
@@ -285,13 +306,18 @@ def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str
 
 def _attempts(
     saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object], options: AnswerOptions
-) -> list[list[str]]:
+) -> list[list[Output]]:
     """Return the `options.attempts` further answers to each row."""
     if options.num_beams:
         width = options.num_beams
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
-        texts = [text for text, *_ in _continued(saved, rows, generation | beams)]
-        return [texts[i : i + width] for i in range(0, len(texts), width)]
+        outputs = _continued(saved, rows, generation | beams)
+        return [outputs[i : i + width] for i in range(0, len(outputs), width)]
     sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
-    calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
-    return [[output[i][0] for output in calls] for i in range(len(rows["input_ids"]))]
+    if options.temperature == 0:
+        sampling = {"do_sample": False, "num_beams": 1}
+    noise = options.thought_noise
+    control = {} if noise is None else {"thought_control": Noise(noise)}
+    with temporarily(saved.model.config, **control):
+        calls = [_continued(saved, rows, generation | sampling) for _ in range(options.attempts)]
+    return [[output[i] for output in calls] for i in range(len(rows["input_ids"]))]

@@ -13,7 +13,15 @@ from tyro.conf import arg
 
 from mentalese.data.config import AnswerRuleName, Detokenizer
 from mentalese.errors import require
-from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, checked_dataclass
+from mentalese.values import (
+    Integer,
+    NonNegative,
+    NonNegativeNumber,
+    Place,
+    Positive,
+    PositiveNumber,
+    checked_dataclass,
+)
 
 if TYPE_CHECKING:
     from lm_eval.tasks.manager import TaskDict
@@ -144,7 +152,8 @@ class AnswerOptions(TextOptions):
         answer_samples: sample k answers per question and report pass@k. Each is a call of `generate` of its own, so a
             model that infers its thoughts infers them again.
         num_beams: use all beams of a search of this width as the answers instead.
-        temperature: temperature of sampled answers.
+        temperature: temperature of sampled answers; 0 takes the most likely tokens, which needs thought_noise.
+        thought_noise: normal noise on each thought of sampled answers, as a share of the thoughts' root mean square.
         seed: for shots and sampled answers.
         answer_tokens: the most new tokens of an answer (not set: as in training, or as many as the longest steps and
             answer have).
@@ -158,7 +167,8 @@ class AnswerOptions(TextOptions):
     shots: NonNegative = 0
     answer_samples: Positive | None = None
     num_beams: Annotated[Positive, Field(ge=2)] | None = None
-    temperature: PositiveNumber = 1.0
+    temperature: NonNegativeNumber = 1.0
+    thought_noise: PositiveNumber | None = None
     seed: Integer = 0
     answer_tokens: Positive | None = None
     answer_rule: AnswerRuleName | None = None
@@ -169,8 +179,12 @@ class AnswerOptions(TextOptions):
     def __post_init__(self) -> None:
         sampled, beams = self.answer_samples is not None, self.num_beams is not None
         require(not (sampled and beams), "num_beams", self.num_beams, "answer_samples is set too, set one of them")
-        used = self.temperature == 1 or sampled
-        require(used, "temperature", self.temperature, "it is of sampled answers; remove it, or set answer_samples")
+        for name, default in (("temperature", 1.0), ("thought_noise", None)):
+            value = getattr(self, name)
+            remedy = "it is of sampled answers; remove it, or set answer_samples"
+            require(value == default or sampled, name, value, remedy)
+        differ = self.temperature > 0 or self.thought_noise is not None
+        require(differ, "temperature", self.temperature, "all answers are then the same, set thought_noise too")
 
     @property
     def attempts(self) -> int:

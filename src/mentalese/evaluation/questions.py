@@ -108,6 +108,8 @@ class QuestionPrompts:
         if options.answer_samples:
             sampling = {"temperature": options.temperature, "seed": options.seed}
             sampling["batch_size"] = saved.evaluation.batch_size
+            if options.thought_noise is not None:
+                sampling["thought_noise"] = options.thought_noise
             protocol["attempts"] = {"k": options.attempts, "decoding": "sampled"} | sampling
         elif options.attempts:
             protocol["attempts"] = {"k": options.attempts, "decoding": "beams"}

@@ -1,8 +1,8 @@
 """Controls: replacements for a model's own thoughts, at the same cost.
 
 A gain that remains under a control does not come from the thoughts. The same control serves in training, as a baseline
-that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`). `OneThought` controls a
-single thought of each row, on a trained model: which thought matters?
+that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`). Of a trained model,
+`OneThought` controls a single thought of each row (which thought matters?), and `Noise` samples thoughts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ CONTROLS: tuple[ThoughtControl, ...] = get_args(ThoughtControl)
 
 Numbers = int | range | Tensor
 """The number of a call's thoughts [rows, ..], the numbers of thoughts [rows, n, ..], or those int64 [rows, n]."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Normal noise on all thoughts, of `scale` times their root mean square: thoughts that are sampled."""
+
+    scale: float
 
 
 @dataclass
@@ -64,7 +71,7 @@ class OneThought:
 
 def controlled(
     thoughts: Tensor,
-    control: str | OneThought | None,
+    control: str | Noise | OneThought | None,
     removed: Tensor | float = 0.0,
     numbers: Numbers | None = None,
 ) -> Tensor:
@@ -73,7 +80,8 @@ def controlled(
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
             another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
-            with their root mean square. `OneThought`: one of these, for one thought of each row.
+            with their root mean square; `Noise`: with a share of it. `OneThought`: one of these for one thought of
+            each row.
         removed: the constant, a value or of a shape that fits.
         numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
             thought of every row.
@@ -83,7 +91,9 @@ def controlled(
     if isinstance(control, OneThought):
         return control.read(thoughts, removed, numbers)
     if control == "noisy":
-        scale = thoughts.detach().float().square().mean().sqrt().to(thoughts.dtype)
+        control = Noise(1.0)
+    if isinstance(control, Noise):
+        scale = control.scale * thoughts.detach().float().square().mean().sqrt().to(thoughts.dtype)
         return thoughts + scale * torch.randn_like(thoughts)
     if control == "swapped" and len(thoughts) > 1:
         return thoughts.roll(1, 0)

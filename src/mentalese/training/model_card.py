@@ -18,7 +18,7 @@ from mentalese.registry import families
 
 NAME = "README.md"
 _LIKELIHOODS = {"perplexity": "{:,.2f}", "bits_per_byte": "{:.4f}", "bits_per_byte_with_ends": "{:.4f}"}
-_SHARES = {"accuracy": "{:.1%}", "exact_match": "{:.1%}", "f1": "{:.1%}", "pass_at_k": "{:.1%}"}
+_SHARES = {"accuracy": "{:.1%}", "exact_match": "{:.1%}", "f1": "{:.1%}", "pass_at_k": "{:.1%}", "majority": "{:.1%}"}
 _FORMS = _LIKELIHOODS | _SHARES | {"unfinished": "{:,}"}
 """Figures of an evaluation, as a card formats them."""
 
