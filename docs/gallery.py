@@ -21,8 +21,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from mentalese import load
 from mentalese.data.sources import open_source
-from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.models.checkpoints import saved_recipe
+from mentalese.models.config import has_own_thoughts
 from mentalese.viewer import think_page
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
 def entry(browser: Browser, run: str, other: str | None) -> str:
     """Write pictures of a run's panels; return their section in Markdown."""
     saved, against = load(run), load(other) if other else None
-    html = think_page(saved, text_for(run), against=against, influence=has_own_thoughts(saved))
+    html = think_page(saved, text_for(run), against=against, influence=has_own_thoughts(saved.model.config))
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)
         file.flush()

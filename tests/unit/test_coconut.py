@@ -468,7 +468,7 @@ def test_scores_are_the_same_whatever_else_is_in_the_batch() -> None:
         ({"parallel_passes": 0}, "coconut.parallel_passes is 0"),
         (
             {"parallel_passes": 2, "mode": "agclr"},
-            "coconut.parallel_passes is 2: a latent of this mode needs the memory",
+            "coconut.parallel_passes is 2: latents of mode 'agclr' are",
         ),
     ],
 )

@@ -107,12 +107,16 @@ def test_influence_is_shown_as_each_family_has_thoughts(
     runs: dict[str, Path], family: str, curve: bool, link: bool, score: bool
 ) -> None:
     saved = load(runs[family])
-    found, patched = (saved.think(TEXT, **options) for options in ({"influence": True}, {"patch": f"Oh. {TEXT}"}))
+    found = saved.think(TEXT, influence=True)
     assert [INFLUENCE in part for part in (found.curves, found.links, found.scores)] == [curve, link, score]
     nats = influence(saved.model, found.input_ids)
     total = found.curves[INFLUENCE] if curve else found.scores[INFLUENCE]
     torch.testing.assert_close(total, nats.nansum(1))
-    if family != "thoughtbubbles":
+    if family == "thoughtbubbles":
+        with pytest.raises(InputError, match="its thoughts are decisions about each token"):
+            saved.think(TEXT, patch=TEXT)
+    else:
+        patched = saved.think(TEXT, patch=f"Oh. {TEXT}")
         assert not torch.equal(patched.curves[INFLUENCE], total[: len(patched.curves[INFLUENCE])])
     if link:
         read = saved.model.read_thoughts(found)
@@ -126,7 +130,7 @@ def test_influence_is_shown_as_each_family_has_thoughts(
 
 
 def test_influence_needs_thoughts_and_a_text_at_once(runs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="it has no thoughts, use a model of a family that thinks"):
+    with pytest.raises(InputError, match="it has no thoughts of its own, use a model of a family that thinks"):
         load(runs["gpt2"]).think(TEXT, influence=True)
     with pytest.raises(InputError, match="influence needs it at once, at most"):
         load(runs["conceptlm"]).think(200 * TEXT, influence=True)

@@ -60,7 +60,7 @@ def run(options: Options) -> None:
     from mentalese.files import check_place, write_text
 
     check_place(options.out, "--out")
-    from mentalese.evaluation.ablation import has_own_thoughts
+    from mentalese.models.config import has_own_thoughts
     from mentalese.models.saved import load
     from mentalese.provenance import command
     from mentalese.viewer import think_page
@@ -72,7 +72,7 @@ def run(options: Options) -> None:
     against = None
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
         remedy = f"{options.model} has no thoughts of its own, name another model"
-        require(has_own_thoughts(saved), "--against", options.against, remedy)
+        require(has_own_thoughts(saved.model.config), "--against", options.against, remedy)
         without = load(options.model, config=fields | {"thought_control": options.against})
         against = without.at(options.stage, options.latents)
     elif options.against is not None:

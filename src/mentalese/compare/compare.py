@@ -28,10 +28,10 @@ from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
 from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
 from mentalese.evaluation import ablation
-from mentalese.evaluation.ablation import has_own_thoughts
 from mentalese.evaluation.options import AblationOptions
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.models.base import LanguageModel, count_parameters
+from mentalese.models.config import has_own_thoughts
 from mentalese.models.saved import load
 from mentalese.recipe import LENGTHS, Recipe
 from mentalese.screen import progress
@@ -432,7 +432,7 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
         size = result.get("questions", result.get("documents"))
         if (result.get("split"), result.get("data_hash"), size) != whole:
             saved = load(folder)
-            if not has_own_thoughts(saved):
+            if not has_own_thoughts(saved.model.config):
                 continue
             protocol = Recipe.from_dict(run["config"]).evaluation.of_test()
             saved = saved.scored_by(documents_seed=protocol.documents_seed)

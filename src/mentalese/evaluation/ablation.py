@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mentalese.data.split import Split
-from mentalese.errors import require
+from mentalese.errors import InputError, require
 from mentalese.evaluation.answers import GREEDILY, Answers, ask
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
@@ -23,16 +23,11 @@ from mentalese.models.saved import Saved
 from mentalese.models.thinking import add_influence, document_ids
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.controls import CONTROLS, OneThought, ThoughtControl
+from mentalese.screen import progress
 from mentalese.values import temporarily
 
 OWN = "own"
 FARTHEST = 8  # parts back that are counted each by itself
-
-
-def has_own_thoughts(saved: Saved) -> bool:
-    """Test if a model thinks and was not trained under a control."""
-    config = saved.model.config
-    return getattr(config, "has_thoughts", False) and config.thought_control is None
 
 
 def run(
@@ -77,7 +72,7 @@ def run(
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:
         reference, ablations = _scored(saved, split, [*_kinds(controls)], show)
-        ablations += _one_by_one(saved, split, float(np.nanmean(reference))) if options.each else []
+        ablations += _one_by_one(saved, split, float(np.nanmean(reference)), show) if options.each else []
     documents = saved.evaluation.documents(len(split.document_bytes))
     tokens = int((~np.isnan(reference)).sum())
     counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
@@ -169,7 +164,7 @@ def _scored(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tu
     return values[OWN], entries
 
 
-def _one_by_one(saved: Saved, split: Split, own: float) -> list[Entry]:
+def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entry]:
     """Return what tokens lose, in nats, if one thought is a constant: an entry by distance, or by thought.
 
     The distance is the number of parts (sentences, chunks) from the thought's own to the token's; distances above
@@ -177,9 +172,12 @@ def _one_by_one(saved: Saved, split: Split, own: float) -> list[Entry]:
     context only the beginning is read.
     """
     context, rows = context_length(saved.model.config), list[dict[str, Tensor]]()
-    for number in range(saved.evaluation.documents(len(split.document_bytes))):
-        trace = saved.trace(document_ids(saved, split, number)[:context])
-        rows.append(_changes(saved.model, trace, add_influence(saved.model, trace)))
+    documents = saved.evaluation.documents(len(split.document_bytes))
+    with progress("Replacing one thought at a time", documents, show=show) as bar:
+        for number in range(documents):
+            trace = saved.trace(document_ids(saved, split, number)[:context])
+            rows.append(_changes(saved.model, trace, add_influence(saved.model, trace)))
+            bar.update(number + 1)
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)
     sums, counts = (
@@ -197,8 +195,9 @@ def _changes(model: Any, trace: ThoughtTrace, nats: Tensor) -> dict[str, Tensor]
     """Return the changes of tokens in nats, of a text's `influence`, by distance or by thought."""
     spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in model.read_thoughts(trace)][: len(nats)]
     if len(nats) == len(trace.input_ids) and not spans:
-        remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
-        require(False, "each", True, remedy)
+        raise InputError(
+            "each is True: the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
+        )
     if len({(span.start, span.stop) for span in spans}) <= 1:
         return {f"thought {number + 1}": changed for number, changed in enumerate(nats.double().cpu())}
     parts: dict[int, list[Tensor]] = defaultdict(list)

@@ -185,6 +185,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         self.require(fits, "hidden_size", f"set a multiple of num_attention_heads ({self.num_attention_heads})")
 
 
+def has_own_thoughts(config: PreTrainedConfig) -> bool:
+    """Test if the models of a config think and were not trained under a control."""
+    return getattr(config, "has_thoughts", False) and config.thought_control is None
+
+
 def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
     """Return the Hugging Face config of a decoder from its `model_type` and fields, which the field `where` contains.
 

@@ -426,14 +426,14 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         scored = self.predicted_tokens(encoded, input_ids, real)
         return self.text_traces(input_ids, scored, lambda at: self.logits(encoded, at))
 
-    def read_copies(self, input_ids: Tensor) -> E:
+    def read_copies(self, input_ids: Tensor, **options: Any) -> E:
         """Return what `trace` is made of, for copies [batch, length] of one text, whose thoughts start out the same."""
-        return self.encode(input_ids, trace=True)
+        return self.encode(input_ids, trace=True, **options)
 
     @torch.no_grad()
-    def surprisal_of_copies(self, input_ids: Tensor) -> Tensor:
+    def surprisal_of_copies(self, input_ids: Tensor, **options: Any) -> Tensor:
         """Return the nats of each token of copies [batch, length] of one text, as a trace has them; NaN without any."""
-        traces = self._scored(input_ids, torch.ones_like(input_ids).bool(), self.read_copies(input_ids))
+        traces = self._scored(input_ids, torch.ones_like(input_ids).bool(), self.read_copies(input_ids, **options))
         return torch.stack([trace.scores["surprisal"] for trace in traces])
 
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:

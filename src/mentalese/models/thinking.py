@@ -59,7 +59,8 @@ def think(
 
     def measured(read: ThoughtTrace) -> ThoughtTrace:
         if asked:
-            add_influence(model, read, None if patch is None else thoughts_of(model, _prompt(saved, patch)[0]))
+            values = None if patch is None else thoughts_of(model, _prompt(saved, patch)[0], **options)
+            add_influence(model, read, values, **options)
         return read
 
     if not saved.answers:
@@ -95,13 +96,13 @@ def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
     return _prompt(saved, decode(ids, saved.tokenizer))[0]
 
 
-def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None) -> Tensor:
+def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object) -> Tensor:
     """Add the influence of each thought to a trace, and return it, see `mentalese.models.influence.influence`.
 
     The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean).
     If thoughts are decisions about tokens, a score has what the curve would have.
     """
-    nats = influence(model, trace.input_ids, values)
+    nats = influence(model, trace.input_ids, values, **options)
     sums, read = nats.nansum(1), model.read_thoughts(trace)[: len(nats)]
     if len(nats) == len(trace.input_ids) and not read:
         trace.scores[INFLUENCE] = sums

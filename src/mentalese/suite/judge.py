@@ -21,6 +21,7 @@ from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import AblationOptions, EvaluationOptions
 from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_quantile, summary, wilson_interval
 from mentalese.files import JsonObject, read_json, sealed, write_json
+from mentalese.models.config import has_own_thoughts
 from mentalese.models.saved import Saved, load
 from mentalese.registry import families
 from mentalese.suite.methods import SuiteTask
@@ -350,7 +351,7 @@ def worth_of(run: Path) -> Worth:
     if stored.get("documents") != DOCUMENTS:
         saved = load(run)
         found = None
-        if ablation.has_own_thoughts(saved):
+        if has_own_thoughts(saved.model.config):
             _, other = ablation.run(saved, AblationOptions(documents=DOCUMENTS), controls=["swapped"])["ablations"]
             sign = -1 if saved.layout.questions else 1  # an accuracy falls where nats rise
             interval = other["interval"] and sorted(sign * bound for bound in other["interval"])

@@ -38,11 +38,6 @@ class LatentsConfig(WrappedDecoderConfig):
         return True
 
     @property
-    def computes_latents_alone(self) -> bool:
-        """True if a latent follows from the hidden state before it, and nothing else."""
-        return True
-
-    @property
     def reads_windows(self) -> bool:
         """True if the backbone takes masks in which windows count tokens; columns of latents may be empty."""
         return self.backbone_config.model_type in WINDOWED
@@ -55,8 +50,6 @@ class LatentsConfig(WrappedDecoderConfig):
         self.require(layers is None or layers <= most, "step_decoder_layers", remedy)
         remedy = "latents of mode 'pause' predict no steps; set None"
         self.require(layers is None or self.has_thoughts, "step_decoder_layers", remedy)
-        at_once = self.parallel_passes is None or self.computes_latents_alone
-        self.require(at_once, "parallel_passes", "a latent of this mode needs the memory of the one before; set None")
 
 
 class CoconutConfig(LatentsConfig):
@@ -80,6 +73,7 @@ class CoconutConfig(LatentsConfig):
     def has_thoughts(self) -> bool:
         return self.mode != "pause"
 
-    @property
-    def computes_latents_alone(self) -> bool:
-        return self.mode == "coconut"
+    def validate_architecture(self) -> None:
+        super().validate_architecture()
+        at_once = self.parallel_passes is None or self.mode == "coconut"
+        self.require(at_once, "parallel_passes", f"latents of mode {self.mode!r} are not computed again; set None")

@@ -412,18 +412,15 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         thinks = places.thinks[..., None]
         tokens = encoded.hidden[:, places.prompt : places.prompt + thinks.shape[1]]
         marker = self.get_input_embeddings()(torch.tensor(self.config.latent_token_id, device=before.device))
-        inputs = latents = tokens
-        states = before[:, None]
+        inputs, states, numbers = tokens, before[:, None], range(thinks.shape[1])
         for _ in range(self.config.parallel_passes or 0):
-            states = before[:, None]
-            if thinks.shape[1] > 1:
-                states = torch.cat((states, read.ahead(inputs[:, :-1])), dim=1)
-            numbers = range(thinks.shape[1])
+            if len(numbers) > 1:
+                states = torch.cat((before[:, None], read.ahead(inputs[:, :-1])), dim=1)
             latents = controlled(self._thought(states), self.config.thought_control, marker, numbers)
             inputs = torch.where(thinks, latents.to(tokens.dtype), tokens)
         encoded.states += states.unbind(1)
         encoded.latents += latents.unbind(1)
-        encoded.gates += [{}] * thinks.shape[1]
+        encoded.gates += [{} for _ in numbers]
         return inputs
 
     def _latent(self, encoded: CoconutEncoded, before: Tensor, thinking: Tensor, state: dict[str, Tensor]) -> Tensor:

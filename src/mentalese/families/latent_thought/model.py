@@ -332,9 +332,9 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
             encoded.explained.posterior = posterior
         return encoded
 
-    def read_copies(self, input_ids: Tensor) -> LTMEncoded:
+    def read_copies(self, input_ids: Tensor, **options: Any) -> LTMEncoded:
         """See `LatentThoughtModel.read_copies`; thoughts are inferred only once."""
-        posterior = infer(self, prompt_batch(input_ids[:1], None), inference=self.config.scoring)
+        posterior = infer(self, prompt_batch(input_ids[:1], None), inference=self.config.scoring, **options)
         thoughts = posterior.mu.expand(len(input_ids), -1, -1)
         numbers = range(thoughts.shape[1])
         return self.encode(input_ids, z=controlled(thoughts, self.config.thought_control, numbers=numbers))
