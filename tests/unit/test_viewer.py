@@ -98,7 +98,7 @@ def test_every_family_fills_the_page_with_what_it_has(runs: dict[str, Path], fam
     [
         ("thought_gestalt", True, True, False),
         ("coconut", True, False, False),
-        ("conceptlm", True, True, False),
+        ("conceptlm", True, False, False),
         ("latent_thought", True, False, False),
         ("thoughtbubbles", False, False, True),
     ],

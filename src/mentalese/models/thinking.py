@@ -99,8 +99,8 @@ def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
 def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object) -> Tensor:
     """Add the influence of each thought to a trace, and return it, see `mentalese.models.influence.influence`.
 
-    The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean).
-    If thoughts are decisions about tokens, a score has what the curve would have.
+    The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean),
+    if the model reads all thoughts of the trace. If thoughts are decisions about tokens, a score has the curve's sums.
     """
     nats = influence(model, trace.input_ids, values, **options)
     sums, read = nats.nansum(1), model.read_thoughts(trace)[: len(nats)]
@@ -108,12 +108,10 @@ def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | No
         trace.scores[INFLUENCE] = sums
         return nats
     trace.curves[INFLUENCE] = sums
-    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read]
+    spans = [slice(thought.start, thought.end) for thought in trace.thoughts]
     is_scored = any(bool(nats[:, span].isfinite().any()) for span in spans)
-    if is_scored and len({(span.start, span.stop) for span in spans}) > 1:
-        links = nats.new_zeros(len(trace.thoughts), len(trace.thoughts))
-        for i, span in zip(read, spans):
-            links[i, read] = nats[: len(read), span].nanmean(1).nan_to_num()
+    if is_scored and len(read) == len(spans) == len(nats) and len({span.start for span in spans}) > 1:
+        links = torch.stack([nats[:, span].nanmean(1).nan_to_num() for span in spans])
         trace.links = {INFLUENCE: links} | trace.links
     return nats
 
