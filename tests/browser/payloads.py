@@ -111,6 +111,7 @@ def sentences(text: str = TEXT) -> dict[str, Any]:
         best = sorted(range(i), key=lambda j: -shares[j])[:4]
         edges += [[i, j, round(shares[j] / total, 3)] for j in best if shares[j] / total >= 0.01]
     trace["links"] = {"memory": {"title": "memory", "about": "How much each sentence attends to gestalts before it.",
+                                 "unit": "share",
                                  "edges": edges}}  # fmt: skip
     memory = [round(draw.random() ** 3, 4) for _ in tokens]
     trace["scores"]["memory_attention"] = score("memory read", list(memory), "share")
@@ -153,6 +154,7 @@ def bubbles(text: str = TEXT) -> dict[str, Any]:
     ]
     edges = [[i, j, round(draw.uniform(0.05, 0.6), 3)] for i in range(len(kept)) for j in {draw.randrange(i + 1), i}]
     trace["links"] = {"attention": {"title": "attention", "about": "How much a stream reads of another.",
+                                    "unit": "share",
                                     "edges": edges}}  # fmt: skip
     counts = [float(sum(table["token"][row] == t for row in kept)) for t in range(len(trace["tokens"]))]
     trace["scores"]["streams"] = score("streams", list(counts), "count")

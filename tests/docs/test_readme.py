@@ -147,7 +147,7 @@ def test_the_commands_of_evaluation_have_options_that_exist() -> None:
         assert (program, model) == ("mentalese", "MODEL")
         assert command in COMMANDS
         read_options(find_command(command)[1], [model, *options], command)
-    assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff"}
+    assert {line[1] for line in lines} == {"eval", "answer", "ablate", "sample", "diff", "think"}
 
 
 def test_the_commands_of_training_have_options_that_exist() -> None:

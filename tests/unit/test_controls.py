@@ -178,7 +178,7 @@ def test_a_replaced_latent_equals_the_plain_form(corpus: Path) -> None:
 def test_numbers_choose_the_thought_of_each_row() -> None:
     thoughts = torch.arange(1.0, 7).view(2, 3)  # two rows of three thoughts
     one = OneThought(torch.tensor([2, -1]))
-    assert controlled(thoughts, one, numbers=range(3)).tolist() == [[1, 2, 0], [4, 5, 6]]
+    assert controlled(thoughts, one, numbers="columns").tolist() == [[1, 2, 0], [4, 5, 6]]
     assert {number: made.tolist() for number, made in one.made.items()} == {0: [1, 4], 1: [2, 5], 2: [3, 6]}
     each = OneThought(torch.tensor([0, 1]), values=torch.tensor([8.0, 9.0]))
     assert [controlled(column, each).tolist() for column in thoughts.T] == [[8, 4], [2, 9], [3, 6]]

@@ -17,8 +17,8 @@ ThoughtControl = Literal["removed", "swapped", "noisy"]
 CONTROLS: tuple[ThoughtControl, ...] = get_args(ThoughtControl)
 
 
-Numbers = int | range | Tensor
-"""The number of a call's thoughts [rows, ..], the numbers of thoughts [rows, n, ..], or those int64 [rows, n]."""
+Numbers = int | Tensor | Literal["columns"]
+"""The number of a call's thoughts [rows, ..], or those of thoughts [rows, n, ..]: int64 [rows, n], or 0 to n - 1."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class OneThought:
             self.made[numbers] = thoughts
             chosen = number == numbers
         else:
-            self.made |= zip(numbers, thoughts.unbind(1))
-            chosen = torch.tensor(numbers, device=thoughts.device) == number[:, None]
+            self.made |= enumerate(thoughts.unbind(1))
+            chosen = torch.arange(thoughts.shape[1], device=thoughts.device) == number[:, None]
         self.count = max(self.count, len(self.made))
         other = controlled(thoughts, self.control, removed)
         if self.values is not None:

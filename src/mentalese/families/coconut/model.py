@@ -412,15 +412,15 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         thinks = places.thinks[..., None]
         tokens = encoded.hidden[:, places.prompt : places.prompt + thinks.shape[1]]
         marker = self.get_input_embeddings()(torch.tensor(self.config.latent_token_id, device=before.device))
-        inputs, states, numbers = tokens, before[:, None], range(thinks.shape[1])
+        inputs, states = tokens, before[:, None]
         for _ in range(self.config.parallel_passes or 0):
-            if len(numbers) > 1:
+            if thinks.shape[1] > 1:
                 states = torch.cat((before[:, None], read.ahead(inputs[:, :-1])), dim=1)
-            latents = controlled(self._thought(states), self.config.thought_control, marker, numbers)
+            latents = controlled(self._thought(states), self.config.thought_control, marker, "columns")
             inputs = torch.where(thinks, latents.to(tokens.dtype), tokens)
         encoded.states += states.unbind(1)
         encoded.latents += latents.unbind(1)
-        encoded.gates += [{} for _ in numbers]
+        encoded.gates += [{} for _ in encoded.latents]
         return inputs
 
     def _latent(self, encoded: CoconutEncoded, before: Tensor, thinking: Tensor, state: dict[str, Tensor]) -> Tensor:

@@ -252,7 +252,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
                 predicted, codes, logits = self._predict(pooled, chunks, cache)
-                read = controlled(predicted, self.config.thought_control, numbers=range(chunks.count))
+                read = controlled(predicted, self.config.thought_control, numbers="columns")
                 read = read.detach() if self.config.detach_concept else read
                 table = torch.cat((table, read.to(table.dtype)), dim=1)
                 call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes, logits)

@@ -336,8 +336,7 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         """See `LatentThoughtModel.read_copies`; thoughts are inferred only once."""
         posterior = infer(self, prompt_batch(input_ids[:1], None), inference=self.config.scoring, **options)
         thoughts = posterior.mu.expand(len(input_ids), -1, -1)
-        numbers = range(thoughts.shape[1])
-        return self.encode(input_ids, z=controlled(thoughts, self.config.thought_control, numbers=numbers))
+        return self.encode(input_ids, z=controlled(thoughts, self.config.thought_control, numbers="columns"))
 
     def labels_loss(self, encoded: LTMEncoded, labels: Tensor) -> Tensor:
         """See `LatentThoughtModel.labels_loss`; padding between tokens is skipped."""
