@@ -18,7 +18,7 @@ CONTROLS: tuple[ThoughtControl, ...] = get_args(ThoughtControl)
 
 
 Numbers = int | Tensor | Literal["columns"]
-"""The number of a call's thoughts [rows, ..], or those of thoughts [rows, n, ..]: int64 [rows, n], or 0 to n - 1."""
+"""The number of a call's thoughts [rows, ..]; of thoughts [rows, n, ..] the numbers, int64 [rows, n] or 0 to n - 1."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@
     clutrr      kinship of two or three relations, in test up to ten (the zip of the task in `data/clutrr`)
 
 Adapters of rank 16 are trained, 8 questions a step. An epoch has about 2,300 questions, others than the epoch before:
-eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in training, 0.2 in validation). `cot` has
-three epochs. Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is
-one epoch, the last one two. `no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum
-together.
+eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in training, 0.2 in validation, 76.6% of
+500 test questions; with other questions 0.1 nats and 89.6%, where written steps have 99.6%). `cot` has three epochs.
+Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is one epoch,
+the last one two. `no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
 """
 
 from __future__ import annotations
