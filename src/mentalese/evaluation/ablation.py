@@ -19,8 +19,9 @@ from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded
+from mentalese.models.influence import influence
 from mentalese.models.saved import Saved
-from mentalese.models.thinking import add_influence, document_ids
+from mentalese.models.thinking import document_ids
 from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.controls import CONTROLS, OneThought, ThoughtControl
 from mentalese.screen import progress
@@ -105,7 +106,7 @@ def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tup
     reference, entries = np.empty(0), list[Entry]()
     for thoughts, control in kinds:
         if len(donors) == 1 and thoughts.endswith("swapped"):
-            continue  # there are no other thoughts
+            continue  # a single question has nothing to swap
         with temporarily(saved.model.config, thought_control=control):
             answers = ask(saved, split, show=show)
         right = np.array([record.correct for record in answers.records], dtype=np.float64)
@@ -176,7 +177,7 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
     with progress("Replacing one thought at a time", documents, show=show) as bar:
         for number in range(documents):
             trace = saved.trace(document_ids(saved, split, number)[:context])
-            rows.append(_changes(saved.model, trace, add_influence(saved.model, trace)))
+            rows.append(_changes(saved.model, trace, influence(saved.model, trace.input_ids)))
             bar.update(number + 1)
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)
@@ -193,11 +194,12 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
 
 def _changes(model: Any, trace: ThoughtTrace, nats: Tensor) -> dict[str, Tensor]:
     """Return the changes of tokens in nats, of a text's `influence`, by distance or by thought."""
-    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in model.read_thoughts(trace)][: len(nats)]
-    if len(nats) == len(trace.input_ids) and not spans:
+    read = model.read_thoughts(trace)
+    if read is None:
         raise InputError(
             "each is True: the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
         )
+    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read[: len(nats)]]
     if len({(span.start, span.stop) for span in spans}) <= 1:
         return {f"thought {number + 1}": changed for number, changed in enumerate(nats.double().cpu())}
     parts: dict[int, list[Tensor]] = defaultdict(list)

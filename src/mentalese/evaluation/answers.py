@@ -41,6 +41,7 @@ from mentalese.values import temporarily
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
+_MOST_LIKELY: dict[str, object] = {"do_sample": False, "num_beams": 1}
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ def ask(
                 records += [AnswerRecord(i, questions[i], right_answers[i], asked=False) for i in documents]
                 continue
             rows = {name: batch[name].to(saved.device) for name in ("input_ids", "attention_mask")}
-            outputs = _continued(saved, rows, generation | {"max_new_tokens": room, "do_sample": False, "num_beams": 1})
+            outputs = _continued(saved, rows, generation | _MOST_LIKELY | {"max_new_tokens": room})
             seconds = (time.perf_counter() - began) / len(documents)
             attempts = _attempts(saved, rows, generation | {"max_new_tokens": room}, options)
             records += [record(*answer, seconds) for answer in zip(documents, outputs, attempts)]
@@ -314,8 +315,7 @@ def _attempts(
         outputs = _continued(saved, rows, generation | beams)
         return [outputs[i : i + width] for i in range(0, len(outputs), width)]
     sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
-    if options.temperature == 0:
-        sampling = {"do_sample": False, "num_beams": 1}
+    sampling = sampling if options.temperature > 0 else _MOST_LIKELY
     noise = options.thought_noise
     control = {} if noise is None else {"thought_control": Noise(noise)}
     with temporarily(saved.model.config, **control):

@@ -1,4 +1,4 @@
-"""Which thought matters: what the scores of a text lose if only one of its thoughts is replaced."""
+"""The influence of a thought: the nats that tokens of its text lose if only this thought is replaced."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def think(
     def measured(read: ThoughtTrace) -> ThoughtTrace:
         if asked:
             values = None if patch is None else thoughts_of(model, _prompt(saved, patch)[0], **options)
-            add_influence(model, read, values, **options)
+            _add_influence(model, read, values, **options)
         return read
 
     if not saved.answers:
@@ -96,24 +96,22 @@ def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
     return _prompt(saved, decode(ids, saved.tokenizer))[0]
 
 
-def add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object) -> Tensor:
-    """Add the influence of each thought to a trace, and return it, see `mentalese.models.influence.influence`.
+def _add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object) -> None:
+    """Add the influence of each thought to a trace, see `mentalese.models.influence.influence`.
 
     The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean),
     if the model reads all thoughts of the trace. If thoughts are decisions about tokens, a score has the curve's sums.
     """
-    nats = influence(model, trace.input_ids, values, **options)
-    sums, read = nats.nansum(1), model.read_thoughts(trace)[: len(nats)]
-    if len(nats) == len(trace.input_ids) and not read:
-        trace.scores[INFLUENCE] = sums
-        return nats
-    trace.curves[INFLUENCE] = sums
+    nats, read = influence(model, trace.input_ids, values, **options), model.read_thoughts(trace)
+    if read is None:
+        trace.scores[INFLUENCE] = nats.nansum(1)
+        return
+    trace.curves[INFLUENCE] = nats.nansum(1)
     spans = [slice(thought.start, thought.end) for thought in trace.thoughts]
     is_scored = any(bool(nats[:, span].isfinite().any()) for span in spans)
     if is_scored and len(read) == len(spans) == len(nats) and len({span.start for span in spans}) > 1:
         links = torch.stack([nats[:, span].nanmean(1).nan_to_num() for span in spans])
         trace.links = {INFLUENCE: links} | trace.links
-    return nats
 
 
 def _windows(length: int, context: int, layout: Layout, evaluation: EvaluationConfig) -> list[Window]:

@@ -79,7 +79,7 @@ class Knob:
 
 
 INFLUENCE = "influence"
-"""What later tokens lose without only one thought: a curve by thought, a link, or a score."""
+"""The name of the influence of thoughts on later tokens: a curve by thought, a link, or a score."""
 
 SHOWN = {
     "surprisal": Shown("surprisal", "Minus the log of the probability that the model gave to the token.", "nats"),

@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from mentalese.evaluation.answers import AnswerRecord
     from mentalese.families.coconut.model import CoconutEncoded
     from mentalese.models.saved import Saved
+    from mentalese.suite.tasks.base import Task
     from mentalese.suite.tasks.reachability import Reachability
 
+TaskOfKind = TypeVar("TaskOfKind", bound="Task")
 DOCUMENTS = 100  # first questions of the split for figures of thoughts (appendix B.2)
 ANSWERED = 500  # questions to answer
 NEAREST = 5  # tokens
@@ -113,6 +115,15 @@ def _split(saved: Saved, name: str = "validation", latents: int | None = None) -
     split = saved.split(name)
     check_room(saved.at(None, latents), split)
     return split
+
+
+def _task(source: str, kind: type[TaskOfKind]) -> TaskOfKind | None:
+    """Return the generated task of a source, if it is of this kind."""
+    from mentalese.suite.tasks import task
+
+    spec = source.removeprefix("builtin:")
+    found = task(spec) if spec.partition(":")[0] == kind.name else None
+    return found if isinstance(found, kind) else None
 
 
 def _answers(saved: Saved, split: Split, latents: int | None = None) -> list[AnswerRecord]:
@@ -465,12 +476,10 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
 
 def _search(source: str) -> tuple[Reachability, dict[str, GraphQuestion]]:
     """Return the task of a source of graphs, and its validation questions by their text."""
-    from mentalese.suite.tasks import task
     from mentalese.suite.tasks.reachability import Reachability
 
-    spec = source.removeprefix("builtin:")
-    graphs = task(spec) if spec.partition(":")[0] == Reachability.name else None
-    if not isinstance(graphs, Reachability):
+    graphs = _task(source, Reachability)
+    if graphs is None:
         raise InputError(f"the figure coconut/frontier needs graphs, and {source} has none: use builtin:reachability")
     return graphs, {one.question: one for one in islice(graphs.questions("validation"), graphs.size("validation"))}
 
@@ -508,13 +517,11 @@ def _answers_by_product(saved: Saved) -> tuple[np.ndarray, np.ndarray]:
     """
     from mentalese.evaluation.ablation import neighbours
     from mentalese.nn.controls import OneThought
-    from mentalese.suite.tasks import task
     from mentalese.suite.tasks.composition import Composition
     from mentalese.values import temporarily
 
-    spec = saved.data.source.removeprefix("builtin:")
-    group = task(spec) if spec.partition(":")[0] == Composition.name else None
-    if not isinstance(group, Composition):
+    group = _task(saved.data.source, Composition)
+    if group is None:
         raise InputError(f"the figure coconut/products needs {Composition.name}, use --source builtin:composition")
     split = _split(saved, "test")
     donors = neighbours(saved, split)

@@ -400,14 +400,15 @@ def recall(paths: list[str], *, source: str | None = None, documents: int = 200)
 
 def _by_holder(saved: Saved, documents: int) -> Numbers:
     """Return the mean influence on answers, in nats, and the mean attention of their sentences, by sentence."""
-    from mentalese.models.thinking import add_influence, document_ids
+    from mentalese.models.influence import influence
+    from mentalese.models.thinking import document_ids
 
     split = saved.split("test")
     columns: dict[str, list[Any]] = {"influence (nats)": [], "attention (share)": []}
     holders = []
     for number in range(min(documents, len(split.document_bytes))):
         trace = saved.trace(document_ids(saved, split, number))
-        nats = add_influence(saved.model, trace)
+        nats = influence(saved.model, trace.input_ids)
         words = ["".join(trace.tokens[each.start : each.end]).split() for each in trace.thoughts]
         for i, sentence in enumerate(words):
             if "?" in sentence:

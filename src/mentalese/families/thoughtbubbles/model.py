@@ -476,6 +476,5 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
             if encoded.candidates:
                 trace.streams = encoded.genealogy(row, self.config.num_hidden_layers)
 
-    def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
+    def read_thoughts(self, trace: ThoughtTrace) -> None:
         """See `LatentThoughtModel.read_thoughts`: a thought is the decisions about a token, not a stream."""
-        return []
