@@ -163,14 +163,6 @@ def test_a_setting_that_cannot_be_is_refused_by_name(fields: dict[str, Any], mes
         ThoughtGestaltConfig(**fields)
 
 
-def test_a_saved_field_that_is_a_constant_now_has_its_value() -> None:
-    saved = make().config.to_dict()
-    config = ThoughtGestaltConfig.from_dict(saved | {"memory_position_scale": "unit", "norm_hinge_weight": 0.01})
-    assert config.to_dict() == saved
-    with pytest.raises(InputError, match=r"thought_gestalt.memory_position_scale is 'none'"):
-        ThoughtGestaltConfig.from_dict(saved | {"memory_position_scale": "none"})
-
-
 def test_each_ablation_changes_what_it_says_and_nothing_else() -> None:
     """Table 1, at 30 million tokens; sizes are the paper's, where a model without memory has no sentence head."""
     base = get_recipe("thought_gestalt/table2-30m").to_dict()

@@ -418,12 +418,6 @@ def test_trace_keeps_control_windows_and_answer_start(tmp_path: Path) -> None:
     ThoughtTrace(torch.arange(9), control="noisy", written=7, windows=[(0, 1, 6), (3, 6, 9)]).save(tmp_path)
     found = ThoughtTrace.load(tmp_path)
     assert (found.control, found.written, found.windows) == ("noisy", 7, [(0, 1, 6), (3, 6, 9)])
-    described = json.loads((tmp_path / "trace.json").read_text())
-    for name in ("control", "written", "windows"):  # 0.2.0 did not write them
-        del described[name]
-    (tmp_path / "trace.json").write_text(json.dumps(described))
-    found = ThoughtTrace.load(tmp_path)
-    assert (found.control, found.written, found.windows) == (None, None, [])
 
 
 def test_runs_of_one_recipe_are_told_apart_by_their_folders(tmp_path: Path) -> None:

@@ -85,11 +85,9 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
         tie_word_embeddings: use the embeddings of tokens as the weights of the head.
         thought_control: what the model reads in place of its thoughts, see `mentalese.nn.controls`; `None`: its own.
         has_thoughts: the model has thoughts that can be controlled.
-        constants: fields of version 0.2.0 that have only one value now, by name.
     """
 
     model_type = "latent_thought_base"
-    constants = dict[str, object]()  # noqa: RUF012 (never written to)
     vocab_size: int = 0
     hidden_size: int = 64
     num_hidden_layers: int = 2
@@ -129,18 +127,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
 
         Fields that other tools have written into a saved config (`auto_map`, `quantization_config`) stay in it. Fields
         as keywords (`from_pretrained(path, thought_control="removed")`) are checked as in the constructor.
-
-        Raises:
-            InputError: a field of an earlier version with a value that this one does not have.
         """
-        for name, value in cls.constants.items():
-            saved = config_dict.get(name, value)
-            require(saved == value, f"{cls.model_type}.{name}", saved, f"this version has only {value!r}")
         return_unused = kwargs.pop("return_unused_kwargs", False)
         ours = [base for base in cls.__mro__ if issubclass(base, LatentThoughtConfig)]
         fields = {name for base in ours for name in inspect.get_annotations(base)}
-        gone = {name for name in config_dict if cls._follows(name) or name in cls.constants}
-        config_dict = {name: value for name, value in config_dict.items() if name not in gone}
+        config_dict = {name: value for name, value in config_dict.items() if not cls._follows(name)}
         config_dict |= {name: kwargs.pop(name) for name in [*kwargs] if name in fields or cls._follows(name)}
         values = {name: value for name, value in config_dict.items() if cls._knows(name)}
         config, unused = super().from_dict(values, return_unused_kwargs=True, **kwargs)

@@ -170,9 +170,9 @@ class ThoughtTrace:
         version, remedy = described.get("version"), f"this library reads {cls.VERSION}, make the trace again"
         require(version == cls.VERSION, f"the version of the trace in {folder}", version, remedy)
         tensors = load_file(folder / "trace.safetensors")
-        fields = {name: described[name] for name in cls._PLAIN if name in described}  # 0.2.0 had fewer
+        fields = {name: described[name] for name in cls._PLAIN}
         fields["vocabulary"] = {int(token): text for token, text in fields["vocabulary"].items()}
-        fields["windows"] = [tuple(window) for window in fields.get("windows", ())]
+        fields["windows"] = [tuple(window) for window in fields["windows"]]
         for group, names in described["names"].items():
             fields[group] = {name: tensors[f"{group}.{name}"] for name in names}
         fields["thoughts"] = []

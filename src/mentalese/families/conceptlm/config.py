@@ -38,7 +38,6 @@ class ConceptLMConfig(WrappedDecoderConfig):
 
     model_type = "conceptlm"
     reads_windows = True
-    constants = {"concept_weights": "logits", "ntp_weight": 1.0}  # noqa: RUF012 (never written to)
     insert_depth: NonNegative = 1
     concept_layers: Positive = 2
     concept_norm: bool | None = None
@@ -95,7 +94,6 @@ class MTPConfig(WrappedDecoderConfig):
 
     model_type = "mtp"
     reads_windows = True
-    constants = {"mtp_weight": 1.0}  # noqa: RUF012 (never written to)
     num_future_tokens: AtLeastTwo = 4
 
 

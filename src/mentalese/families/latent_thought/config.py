@@ -44,7 +44,6 @@ class LTMConfig(LatentThoughtConfig):
     """
 
     model_type = "ltm"
-    constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS, "tolerance": None}  # noqa: RUF012 (never written to)
     intermediate_size: Positive | None = None
     max_position_embeddings: Positive = 1024
     window_size: Positive = 256

@@ -24,7 +24,6 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     """
 
     model_type = "masked_diffusion"
-    constants = {"rope_theta": 10_000.0, "rms_norm_eps": NORM_EPS}  # noqa: RUF012 (never written to)
     objective: Literal["mdlm", "md4", "sedd"] = "mdlm"
     noise_schedule: Literal["linear", "cosine"] = "linear"
     intermediate_size: Positive | None = None

@@ -52,7 +52,6 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     """
 
     model_type = "thought_gestalt"
-    constants = {"memory_position_scale": "unit", "norm_hinge_weight": HINGE_WEIGHT}  # noqa: RUF012 (never written to)
 
     vocab_size: int = 50_260
     hidden_size: int = 768

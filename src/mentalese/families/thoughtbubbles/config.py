@@ -40,12 +40,6 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     """
 
     model_type = "thoughtbubbles"
-    constants = {  # noqa: RUF012 (never written to)
-        "budget_mode": "dynamic",
-        "fork_bias_init": None,
-        "rope_theta": 10_000.0,
-        "layer_norm_eps": NORM_EPS,
-    }
     max_position_embeddings: Positive = 512
     fork_layers: tuple[NonNegative, ...] = ()
     layers_per_turn: Positive | None = None
