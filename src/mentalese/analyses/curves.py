@@ -79,7 +79,10 @@ def _curves(paths: list[str]) -> Drawing:
         left.set_yscale("log")
         titles = {"validation_perplexity": "validation perplexity", "loss": "training loss, nats per token"}
         for axes, (name, title), factor in zip((left, right), titles.items(), (4.0, 1.5)):
-            highest = _highest([run[name] for run in numbers["runs"]], factor)
+            curves = [[y for _, y in run[name] if math.isfinite(y)] for run in numbers["runs"]]
+            ends_at = [values[-1] for values in curves if values]
+            limit = factor * max(ends_at, default=math.inf)
+            highest = limit if any(max(values, default=0) > limit for values in curves) else None
             numbers.setdefault("cut_at", {})[name] = highest
             axes.set_title(title if highest is None else f"{title}, cut at {highest:.3g}")
             axes.set_ylim(None, highest)
@@ -90,17 +93,10 @@ def _curves(paths: list[str]) -> Drawing:
     return picture, numbers
 
 
-def _highest(series: list[list[list[float]]], factor: float) -> float | None:
-    """Return the upper limit of an axis: the worst end of the curves times a factor; `None` if no curve exceeds it."""
-    finite = [values for points in series if (values := [y for _, y in points if math.isfinite(y)])]
-    highest = factor * max((values[-1] for values in finite), default=math.inf)
-    return highest if any(max(values) > highest for values in finite) else None
-
-
 CURVES = Figure(
-    description="training loss and validation perplexity against tokens, or accuracy and stages against steps",
-    takes="RESULT ...",
-    draw=_curves,
+    "training loss and validation perplexity against tokens, or accuracy and stages against steps",
+    "RESULT ...",
+    _curves,
 )
 
 
@@ -166,9 +162,4 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
     return picture, {"source": source, "runs": runs}
 
 
-POSITIONS = Figure(
-    description="test loss by position in the document: what long context is worth",
-    takes="MODEL ...",
-    draw=_positions,
-    reads_source=True,
-)
+POSITIONS = Figure("test loss by position in the document: what long context is worth", "MODEL ...", _positions)

@@ -40,23 +40,13 @@ class Figure:
     Attributes:
         description: one line for `mentalese list`.
         takes: the kinds of paths: `RUN ...` (one or more), `MODEL`, or `MODEL [OTHER]` (one or two).
-        draw: function from paths (and `text=` if `reads_text`) to a matplotlib figure and its numbers, for JSON.
-        reads_text: the figure shows how a model reads one text.
-        reads_source: the figure reads many texts or questions; `draw` then takes `source=` and `documents=`.
+        draw: function from paths to a matplotlib figure and its numbers, for JSON. It takes `text` if it shows how a
+            model reads one text, `source` and `documents` if it reads many texts or questions.
     """
 
     description: str
     takes: str
     draw: Callable[..., Drawing]
-    reads_text: bool = False
-    reads_source: bool = False
-
-    def check_paths(self, name: str, paths: Sequence[str]) -> None:
-        """Raise `InputError` unless there are as many paths as the figure takes."""
-        kinds = self.takes.split()
-        counts = range(sum(kind[0] != "[" for kind in kinds), len(kinds) + 1)
-        fits = bool(paths) and ("..." in kinds or len(paths) in counts)
-        require(fits, f"paths of the figure {name}", [*paths], f"use {self.takes}")
 
 
 def read_result(path: str) -> Numbers:

@@ -5,6 +5,7 @@ A family names its own in `Family.figures`. The numbers of a figure are written 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,18 +72,24 @@ def write_figure(
     available = figures()
     require(name in available, "figure", name, f"`mentalese list` shows all{nearest(name, available)}")
     figure = available[name]
-    figure.check_paths(name, paths)
+    kinds, taken = figure.takes.split(), inspect.signature(figure.draw).parameters
+    fits = len(paths) in range(sum(kind[0] != "[" for kind in kinds), len(kinds) + 1) or "..." in kinds
+    require(bool(paths) and fits, f"paths of the figure {name}", [*paths], f"use {figure.takes}")
     require(out.suffix in FORMATS, "--out", str(out), f"use a file that ends in {', '.join(FORMATS)}")
     check_place(out, "--out")
-    _check_numbers(out)
-    remedy = "needs a text, use --text or --file" if figure.reads_text else "shows runs, remove --text and --file"
-    require(figure.reads_text == (text is not None), "text", text, f"the figure {name} {remedy}")
+    place = out.with_suffix(".json")
+    try:
+        free = not place.exists() or "figure" in read_json(place)
+    except InputError:  # no JSON object
+        free = False
+    remedy = f"the numbers would replace {place}, which no figure has written; use another name"
+    require(free, "--out", str(out), remedy)
+    remedy = "needs a text, use --text or --file" if "text" in taken else "shows runs, remove --text and --file"
+    require(("text" in taken) == (text is not None), "text", text, f"the figure {name} {remedy}")
     options = {"source": source, "documents": documents, "text": text}
     options = {option: value for option, value in options.items() if value is not None}
-    if not figure.reads_source:
-        for option in ("source", "documents"):
-            value = options.get(option)
-            require(value is None, option, value, f"the figure {name} reads no data, remove --data and --documents")
+    for option, value in options.items():
+        require(option in taken, option, value, f"the figure {name} reads no data, remove --data and --documents")
     try:
         import matplotlib
     except ImportError as error:
@@ -94,22 +101,12 @@ def write_figure(
     with matplotlib.rc_context(_STYLE):
         picture, numbers = figure.draw(list(paths), **options)
         metadata = {"Date": None} if out.suffix == ".svg" else None
-        with whole_file(out) as place:
-            picture.savefig(place, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
+        with whole_file(out) as file:
+            picture.savefig(file, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
             if out.suffix == ".svg":
                 # One line per element; matplotlib writes one per point.
-                svg = re.sub(r"\n\s*(?=[^<\s])", " ", place.read_text(encoding="utf-8"))
-                place.write_text(re.sub(r"\n\s*(?=/?>)", "", svg), encoding="utf-8")
+                svg = re.sub(r"\n\s*(?=[^<\s])", " ", file.read_text(encoding="utf-8"))
+                file.write_text(re.sub(r"\n\s*(?=/?>)", "", svg), encoding="utf-8")
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
-    write_text(out.with_suffix(".json"), compact_json(about | numbers) + "\n")
+    write_text(place, compact_json(about | numbers) + "\n")
     return numbers
-
-
-def _check_numbers(out: Path) -> None:
-    """Raise `InputError` if a figure's numbers would replace a file that is not another figure's."""
-    path = out.with_suffix(".json")
-    try:
-        free = not path.exists() or "figure" in read_json(path)
-    except InputError:  # no JSON object
-        free = False
-    require(free, "--out", str(out), f"the numbers would replace {path}, which no figure has written; use another name")

@@ -138,13 +138,11 @@ def _suite_text(paths: list[str]) -> Drawing:
 
 
 FIGURES = {
-    "suite": Figure(
-        description="the share of the gap that each method of a suite closes", takes="SUITE.json", draw=_suite
-    ),
+    "suite": Figure("the share of the gap that each method of a suite closes", "SUITE.json", _suite),
     "suite-matrix": Figure(
-        description="families by tasks: the share of the gap that each closes, and where it beats twin and controls",
-        takes="SUITE.json",
-        draw=_matrix,
+        "families by tasks: the share of the gap that each closes, and where it beats twin and controls",
+        "SUITE.json",
+        _matrix,
     ),
-    "suite-text": Figure(description="the scores of a suite's methods on text", takes="SUITE.json", draw=_suite_text),
+    "suite-text": Figure("the scores of a suite's methods on text", "SUITE.json", _suite_text),
 }

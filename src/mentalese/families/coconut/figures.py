@@ -543,28 +543,17 @@ def _answers_by_product(saved: Saved) -> tuple[np.ndarray, np.ndarray]:
 
 
 FIGURES = {
-    "retention": Figure(
-        "cosine of each pass's hidden state with the first one's", "MODEL ...", retention, reads_source=True
-    ),
-    "gates": Figure("AGCLR's gates by pass", "MODEL", gates, reads_source=True),
-    "tokens": Figure("the tokens nearest to each latent and to the concept stream", "MODEL", tokens, reads_text=True),
+    "retention": Figure("cosine of each pass's hidden state with the first one's", "MODEL ...", retention),
+    "gates": Figure("AGCLR's gates by pass", "MODEL", gates),
+    "tokens": Figure("the tokens nearest to each latent and to the concept stream", "MODEL", tokens),
     "contrast": Figure(
-        "questions that only AGCLR answers right, and the answer's tokens in its memory",
-        "AGCLR OTHER",
-        contrast,
-        reads_source=True,
+        "questions that only AGCLR answers right, and the answer's tokens in its memory", "AGCLR OTHER", contrast
     ),
     "frontier": Figure(
-        "which nodes of a graph each latent is close to, by their distance from the root",
-        "MODEL",
-        frontier,
-        reads_source=True,
+        "which nodes of a graph each latent is close to, by their distance from the root", "MODEL", frontier
     ),
     "products": Figure(
-        "which running product of permutations a latent stands for, found by swapping it",
-        "MODEL ...",
-        products,
-        reads_source=True,
+        "which running product of permutations a latent stands for, found by swapping it", "MODEL ...", products
     ),
-    "latents": Figure("accuracy by the number of latents at test time", "MODEL ...", latents, reads_source=True),
+    "latents": Figure("accuracy by the number of latents at test time", "MODEL ...", latents),
 }

@@ -314,9 +314,6 @@ FIGURES = {
         "share of a plain decoder's tokens, FLOPs and parameters that its perplexity needs", "RESULT ...", shares
     ),
     "concepts": Figure(
-        "a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code",
-        "MODEL",
-        concepts,
-        reads_text=True,
+        "a text chunk by chunk: codes, errors of predicted concepts, and chunks that share a code", "MODEL", concepts
     ),
 }

@@ -400,9 +400,7 @@ def _trained(path: str) -> Numbers:
 FIGURES = {
     "scaling": Figure("perplexity by T_fast, and over training tokens and FLOPs", "RESULT ...", scaling),
     "reconstruction": Figure("tokens reconstructed from the thoughts of the first layers", "MODEL", reconstruction),
-    "words": Figure(
-        "words of a text reconstructed from the thoughts of the first layers", "MODEL", words, reads_text=True
-    ),
+    "words": Figure("words of a text reconstructed from the thoughts of the first layers", "MODEL", words),
     "inference": Figure("the bound and its parts over fast steps, and the KL by layer", "MODEL", inference),
     "steps": Figure("the bound and the prefix-conditioned likelihood by fast steps at test time", "MODEL ...", steps),
 }

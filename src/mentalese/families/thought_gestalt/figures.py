@@ -442,8 +442,6 @@ FIGURES = {
         "RUN ... [MODEL ...]",
         reversal_by_size,
     ),
-    "memory": Figure("attention between the sentences of a text", "MODEL", memory, reads_text=True),
-    "recall": Figure(
-        "influence of the sentence that has the answer, next to attention", "MODEL", recall, reads_source=True
-    ),
+    "memory": Figure("attention between the sentences of a text", "MODEL", memory),
+    "recall": Figure("influence of the sentence that has the answer, next to attention", "MODEL", recall),
 }

@@ -448,9 +448,9 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
 FIGURES = {
     "sizes": Figure("test perplexity of runs over their parameters", "RESULT ...", sizes),
     "autoregression": Figure(
-        "perplexities of documents, block-wise and autoregressive", "MODEL [OTHER]", autoregression, reads_source=True
+        "perplexities of documents, block-wise and autoregressive", "MODEL [OTHER]", autoregression
     ),
     "entropy": Figure("forks against the entropy of predictions, the model's and another's", "MODEL [OTHER]", entropy),
     "attention": Figure("attention between tokens and forks", "MODEL", attention),
-    "forks": Figure("streams of each token of a text after each fork", "MODEL", forks, reads_text=True),
+    "forks": Figure("streams of each token of a text after each fork", "MODEL", forks),
 }
