@@ -52,8 +52,19 @@ def run(options: Options) -> None:
         folder = Path(name)
         (folder / "pytest.ini").write_text("[pytest]\n")  # and not one of a folder above
         (folder / "test_contract.py").write_text(_TEST.format(tiny=tiny, recipes=names))
-        _declare(folder, declared)
-        code = _pytest(folder, options, root)
+        new = [f"{family.name} = {module}\n" for module, family in declared.items() if family.name not in families()]
+        if new:  # the entry points that an installed package would have
+            info = folder / "mentalese_check-0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mentalese_check\nVersion: 0\n")
+            (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{''.join(new)}")
+        command = [sys.executable, "-m", "pytest", "test_contract.py", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        command += ["--no-header", f"--tb={'long' if options.verbose else 'short'}"]
+        command += ["-k", options.only] if options.only else []
+        paths = [str(folder), str(root or ""), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
+        environment.pop("PYTEST_ADDOPTS", None)
+        code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
     require(code != _NO_TESTS, "--only", options.only, "no test has that in its name")
     if code:
         raise SystemExit(1)
@@ -97,24 +108,3 @@ def _declared(module: str) -> Family:
     same = families().get(family.name, family) == family
     require(same, f"the name of the family in {module}", family.name, "it is another family's, rename it")
     return family
-
-
-def _declare(folder: Path, found: dict[str, Family]) -> None:
-    """Make the entry points that an installed package would have, for families that are not registered."""
-    lines = [f"{family.name} = {module}\n" for module, family in found.items() if family.name not in families()]
-    if lines:
-        info = folder / "mentalese_check-0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mentalese_check\nVersion: 0\n")
-        (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{''.join(lines)}")
-
-
-def _pytest(folder: Path, options: Options, root: Path | None) -> int:
-    """Run pytest, which prints its report, and return its exit code."""
-    command = [sys.executable, "-m", "pytest", "test_contract.py", "-v", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["--no-header", f"--tb={'long' if options.verbose else 'short'}"]
-    command += ["-k", options.only] if options.only else []
-    paths = [str(folder), str(root or ""), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode

@@ -56,7 +56,13 @@ class Options:
 
 def run_words(words: list[str]) -> None:
     patterns = names_before_options(words) or [*read_options(Options, words, "compare").recipes]
-    changed = [read_recipe(recipe, Options, words, "compare") for recipe in _recipes(patterns)]
+    named: list[Recipe] = []
+    for pattern in patterns:
+        named += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
+    if any(character in pattern for pattern in patterns for character in "*?["):
+        named = [*(get_recipe(recipe.baseline) for recipe in named if recipe.baseline), *named]
+    once = [recipe for i, recipe in enumerate(named) if recipe not in named[:i]]
+    changed = [read_recipe(recipe, Options, words, "compare") for recipe in once]
     recipes, options = [recipe for recipe, _ in changed], changed[0][1]
 
     from mentalese.compare.compare import compare
@@ -83,13 +89,3 @@ def run_words(words: list[str]) -> None:
     else:
         print_comparison(comparison)
         print(f"\n{options.out / 'report.html'} shows curves, costs and samples")
-
-
-def _recipes(patterns: list[str]) -> list[Recipe]:
-    """Return the recipes of files, names and patterns, each once; patterns include the baselines of their recipes."""
-    recipes: list[Recipe] = []
-    for pattern in patterns:
-        recipes += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)
-    if any(character in pattern for pattern in patterns for character in "*?["):
-        recipes = [*(get_recipe(recipe.baseline) for recipe in recipes if recipe.baseline), *recipes]
-    return [recipe for i, recipe in enumerate(recipes) if recipe not in recipes[:i]]

@@ -46,7 +46,17 @@ class Options:
 
 
 def run(options: Options) -> None:
-    everything, pattern = _everything(), options.pattern
+    from mentalese.analyses.figures import figures
+    from mentalese.data.builtin import described
+
+    pattern = options.pattern
+    everything = {
+        "families": {name: family.description for name, family in families().items()},
+        "collections": {name: collection.description for name, collection in COLLECTIONS.items()},
+        "recipes": {name: recipe.description for name, recipe in recipes().items()},
+        "data": described(),
+        "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
+    }
     selected = recipes() if options.family is None else _of_family(options.family)
     if options.table is not None:
         selected = {name: r for name, r in selected.items() if options.table.lower() in (r.paper or "").lower()}
@@ -83,20 +93,6 @@ def run(options: Options) -> None:
         listed["recipes"] = texts
     parts = [_section(title, entries) for title, entries in listed.items() if entries]
     print("\n\n".join([*parts, _COSTS] if costs else parts))
-
-
-def _everything() -> dict[str, dict[str, str]]:
-    """Name -> description, by kind."""
-    from mentalese.analyses.figures import figures
-    from mentalese.data.builtin import described
-
-    return {
-        "families": {name: family.description for name, family in families().items()},
-        "collections": {name: collection.description for name, collection in COLLECTIONS.items()},
-        "recipes": {name: recipe.description for name, recipe in recipes().items()},
-        "data": described(),
-        "figures": {name: f"{figure.description} ({figure.takes})" for name, figure in figures().items()},
-    }
 
 
 def _of_family(name: str) -> dict[str, Recipe]:

@@ -101,12 +101,11 @@ def compare(
     check_jobs(jobs, executor)
     counts = LOOKS if seeds == "auto" else (seeds,)
     tuned_fields = tuned_fields or {}
-    _check(recipes, counts[-1])
+    _check(recipes, counts[-1], tuned_fields, match)
     require(1 <= tune_seeds <= MOST_SEEDS, "tune_seeds", tune_seeds, f"use 1 to {MOST_SEEDS:,}")
     used = tune_seeds == 1 or bool(tuned_fields)
     require(used, "tune_seeds", tune_seeds, "nothing is tuned; add --tune, or remove it")
     check_page(out / "report.html", "compare.json")
-    _check_tuned(recipes, tuned_fields, match)
     fit: Fit = _as_it_is
     if match == "params":
         _check_parameters(recipes, tuned_fields, show)
@@ -294,7 +293,7 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 # -- before training ---------------------------------------------------------------------------------------------------
 
 
-def _check(recipes: list[Recipe], seeds: int) -> None:
+def _check(recipes: list[Recipe], seeds: int, tuned_fields: TunedFields, match: Match | None) -> None:
     require(len(recipes) > 1, "recipes", [recipe.name for recipe in recipes], "use at least two")
     require(1 <= seeds <= MOST_SEEDS, "seeds", seeds, f"use 1 to {MOST_SEEDS:,}")
     for pair in itertools.combinations([recipe.name for recipe in recipes], 2):
@@ -306,11 +305,7 @@ def _check(recipes: list[Recipe], seeds: int) -> None:
             one, other = (getattr(getattr(r, section), field) for r in (recipes[0], recipe))
             same = f"set it to {one!r}, as in {recipes[0].name}: only runs that share it are comparable"
             require(one == other, f"{section}.{field} of {recipe.name}", other, same)
-
-
-def _check_tuned(recipes: list[Recipe], tuned_fields: TunedFields, match: Match | None) -> None:
-    fixed = [".".join(place) for place in _SHARED]
-    fixed += _MATCHED if match in ("tokens", "flops") else ()
+    fixed = {*map(".".join, _SHARED), *(_MATCHED if match in ("tokens", "flops") else ())}
     for name, values in tuned_fields.items():
         free = name.replace("-", "_") not in fixed
         require(free, f"tuned {name}", values, "remove it, since all recipes have to agree on it to be compared")

@@ -87,6 +87,10 @@ def report(comparison: RunResult, folder: Path | None = None) -> str:
     rows = compared.rows
     names = short_names([row.name for row in rows])
     charts = _curves(rows, names)
+    prompts: dict[str, dict[int, str]] = {}  # the text that each model, by its index, wrote after each prompt
+    for index, row in enumerate(rows):
+        for sample in row.runs[0]["samples"]:
+            prompts.setdefault(sample["prompt"], {})[index] = sample["text"].removeprefix(sample["prompt"])
     return render(
         "comparison.html.j2",
         script=(TEMPLATES / "comparison.js").read_text(encoding="utf-8"),
@@ -107,7 +111,7 @@ def report(comparison: RunResult, folder: Path | None = None) -> str:
         tuned=[row for row in rows if row.tuning],
         trials=_trials(rows),
         answers=_answers(rows, folder) if folder else [],
-        prompts=_samples(rows),
+        prompts=prompts,
         protocol=_protocol(rows),
         alike=scored_alike(compared.runs),
         ends=ends_note(rows),
@@ -337,15 +341,6 @@ def _answers(rows: Sequence[Row], folder: Path) -> list[RunResult]:
 def read_answers(path: Path) -> list[RunResult]:
     """Return the lines of an `answers.jsonl`; raises `InputError` for one that has changed since it was written."""
     return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
-
-
-def _samples(rows: Sequence[Row]) -> dict[str, dict[int, str]]:
-    """Return the text that each model, by its index, wrote after each prompt."""
-    prompts: dict[str, dict[int, str]] = {}
-    for index, row in enumerate(rows):
-        for sample in row.runs[0]["samples"]:
-            prompts.setdefault(sample["prompt"], {})[index] = sample["text"].removeprefix(sample["prompt"])
-    return prompts
 
 
 def _protocol(rows: Sequence[Row]) -> dict[str, list[str]]:
