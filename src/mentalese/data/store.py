@@ -110,13 +110,17 @@ def prepare(
     Raises:
         InputError: bad input, found before anything is written; `out` contains something else; the disk is full.
     """
-    layout = layout or Packed()
+    layout, cap = layout or Packed(), config.max_sentence_tokens
     if config.source.startswith("store:"):
         require(not whole, "split", "all", f"{config.source} has splits of its own, set one of them")
         store = _open_prepared(config, layout, to_train)
         tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
     else:
-        _check_settings(config, out)
+        fixed, remedy = fixed_length(config.sentences) or 0, f"set at most data.max_sentence_tokens ({cap})"
+        require(fixed <= cap, "data.sentences", config.sentences, remedy)
+        is_other = out is not None and out.exists() and not (out / "meta.json").is_file()
+        if out is not None and is_other and (out.is_file() or any(out.iterdir())):
+            raise InputError(f"{out} contains something else than a token store: choose another folder")
         _, splitter = open_splitter(config.sentences)
         source = opened_source(config, whole)
         for remark in source.remarks if show else ():
@@ -126,20 +130,11 @@ def prepare(
             source.size("train")  # checks
         tokenizer = open_tokenizer(config.tokenizer, source, cache=cache_dir(), show=show)
         store = _open_or_write(config, source, tokenizer, splitter, out, show)
-    cap = config.max_sentence_tokens
     if layout.sequential and store.meta["kind"] == "records":
         longest = max(int(np.diff(split.segments).max(initial=0)) for split in store.splits.values())
         remedy = f"{config.source} has questions, whose parts are never cut, and one has {longest} tokens; set that"
         require(longest <= cap + 1, "data.max_sentence_tokens", cap, remedy)
     return _fitting(store, layout), add_markers(tokenizer, latents=layout.questions)
-
-
-def _check_settings(config: DataConfig, out: Path | None) -> None:
-    cap, fixed = config.max_sentence_tokens, fixed_length(config.sentences) or 0
-    remedy = f"set at most data.max_sentence_tokens ({cap})"
-    require(fixed <= cap, "data.sentences", config.sentences, remedy)
-    if out is not None and out.exists() and not (out / "meta.json").is_file() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"{out} contains something else than a token store: choose another folder")
 
 
 def _check_kind(config: DataConfig, layout: Layout, kind: str) -> None:

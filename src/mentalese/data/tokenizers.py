@@ -106,8 +106,18 @@ def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     processor = tokenizer.backend_tokenizer.post_processor
     if processor is None or _is_marked(tokenizer):
         return []
-    around = processor.process(_one_token())
+    around = processor.process(encoding_of(["a"], ids=[0]))  # a text of one token, for any vocabulary
     return around.ids[: around.special_tokens_mask.index(0)]
+
+
+def encoding_of(tokens: list[str], **columns: object) -> Encoding:
+    """Return a result of the `tokenizers` library, whose state is JSON; `columns`: of its state, by name."""
+    every: JsonObject = {"type_ids": 0, "special_tokens_mask": 0, "words": None, "offsets": (0, 1), "attention_mask": 1}
+    state: JsonObject = {name: [value] * len(tokens) for name, value in every.items()}
+    state |= {"tokens": tokens, "overflowing": [], "sequence_ranges": {}}
+    encoding = Encoding()
+    encoding.__setstate__(json.dumps(state | columns).encode())
+    return encoding
 
 
 class Turn(NamedTuple):
@@ -145,16 +155,6 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
     backend = corpus_encoder(tokenizer)
     backend.encode_special_tokens = False
     return Turn(*(backend.encode(part, add_special_tokens=False).ids for part in (before, after)))
-
-
-def _one_token() -> Encoding:
-    """Return a text of one token, for any vocabulary."""
-    columns = ("ids", "type_ids", "special_tokens_mask")
-    state = {name: [0] for name in columns} | {"tokens": ["a"], "words": [None], "offsets": [[0, 1]]}
-    state |= {"attention_mask": [1], "overflowing": [], "sequence_ranges": {}}
-    encoding = Encoding()
-    encoding.__setstate__(json.dumps(state).encode())
-    return encoding
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -261,23 +261,18 @@ def load_pretrained_tokenizer(path: str, *, check: bool = True) -> PreTrainedTok
             )
     with reading(f"the tokenizer {path!r}"), hub_or_cache("tokenizer", path) if at_hub else nullcontext():
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        _name_by_config(tokenizer)
+        unnamed = [name for name in ("bos_token", "eos_token", "pad_token") if getattr(tokenizer, name) is None]
+        config: JsonObject = {}
+        if unnamed:
+            with suppress(OSError):  # a tokenizer without a model
+                config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
+        config = config.get("text_config", {}) | config  # of models that also read images
+        for name in unnamed:
+            index = config.get(f"{name}_id")
+            index = index[0] if isinstance(index, list) and index else index
+            if isinstance(index, int) and 0 <= index < len(tokenizer):
+                setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
         return tokenizer
-
-
-def _name_by_config(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Name the tokenizer's unnamed beginning, end and padding as the model's config next to it does."""
-    unnamed = [name for name in ("bos_token", "eos_token", "pad_token") if getattr(tokenizer, name) is None]
-    config: JsonObject = {}
-    if unnamed:
-        with suppress(OSError):  # a tokenizer without a model
-            config, _ = PreTrainedConfig.get_config_dict(tokenizer.name_or_path)
-    config = config.get("text_config", {}) | config  # of models that also read images
-    for name in unnamed:
-        index = config.get(f"{name}_id")
-        index = index[0] if isinstance(index, list) and index else index
-        if isinstance(index, int) and 0 <= index < len(tokenizer):
-            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -148,7 +148,11 @@ class Answers:
     def metrics(self) -> AnswerMetrics:
         records, tried = self.records, "attempts" in self.protocol
         passed = [any(self.rule.equal(other, r.expected) for other in r.attempts) for r in records]
-        agreed = [self.rule.equal(self._most_frequent(r.attempts), r.expected) for r in records]
+        agreed = []
+        for r in records:  # by the first of the attempts that most others equal
+            votes = [sum(self.rule.equal(other, one) for other in r.attempts) for one in r.attempts]
+            voted = r.attempts[votes.index(max(votes))] if votes else ""
+            agreed.append(self.rule.equal(voted, r.expected))
         answers = sum(len(record.attempts) for record in records)
         return AnswerMetrics(
             accuracy=statistics.fmean(record.correct for record in records),
@@ -162,10 +166,6 @@ class Answers:
             unfinished=sum(record.asked and not record.finished for record in records),
             not_asked=tuple(record.document for record in records if not record.asked),
         )
-
-    def _most_frequent(self, attempts: tuple[str, ...]) -> str:
-        """Return the first of the attempts that most others equal; empty without attempts."""
-        return max(attempts, key=lambda one: sum(self.rule.equal(other, one) for other in attempts), default="")
 
 
 def run(

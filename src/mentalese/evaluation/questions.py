@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,29 +123,23 @@ class QuestionPrompts:
         Raises:
             InputError: not even the shortest question leaves room for its answer in the model's context.
         """
-        batches = list(self._batches())
+        saved, room = self.saved, None if self.context is None else self.context - self.limit
+        if saved.layout.questions and not self.options.shots:
+            batches = [*question_batches(self.split, saved.layout, saved.evaluation, saved.tokenizer, longest=room)]
+        else:
+            numbers, encoded = np.array([*self.questions]), self._encoded(self._shots() if self.options.shots else None)
+            lengths, batches = encoded["attention_mask"].sum(1).numpy(), []
+            for rows in by_length(lengths, saved.evaluation.batch_size, room):
+                tensors = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
+                batches.append(tensors | {"documents": torch.from_numpy(numbers[rows])})
         shortest = int(batches[-1]["attention_mask"].sum(1).min())
-        answer_tokens = self.options.answer_tokens or self.saved.evaluation.answer_tokens
+        answer_tokens = self.options.answer_tokens or saved.evaluation.answer_tokens
         if self.context is not None:
             free = self.context - shortest
             remedy = f"the shortest question has {shortest} tokens and the model's context is {self.context}, "
             remedy += f"set at most {free}" if free > 0 else "use shorter questions"
             require(answer_tokens <= free, "answer_tokens", answer_tokens, remedy)
         return batches
-
-    def _batches(self) -> Iterator[Batch]:
-        saved = self.saved
-        longest = None if self.context is None else self.context - self.limit
-        if saved.layout.questions and not self.options.shots:
-            return question_batches(self.split, saved.layout, saved.evaluation, saved.tokenizer, longest=longest)
-        numbers, encoded = np.array([*self.questions]), self._encoded(self._shots() if self.options.shots else None)
-        lengths = encoded["attention_mask"].sum(1).numpy()
-
-        def batch(rows: np.ndarray) -> Batch:
-            tensors = {name: tensor[rows, -int(lengths[rows[0]]) :] for name, tensor in encoded.items()}
-            return tensors | {"documents": torch.from_numpy(numbers[rows])}
-
-        return map(batch, by_length(lengths, saved.evaluation.batch_size, longest))
 
     def _encoded(self, before: list[str] | None = None) -> Batch:
         """Return the prompts of all questions, for a chat model as messages; `before`: the text before each."""

@@ -238,8 +238,11 @@ def load_model(
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # no such device, driver or index
         reason = str(error).strip().partition("\n")[0]
         raise InputError(f"device is {str(device)!r}: use one that is there, e.g. 'cpu' ({reason})") from error
-    if (broken := _not_finite(model)) is not None:
-        raise InputError(f"{name}: the weight {broken} is not finite (NaN or infinite): use another checkpoint")
+    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for weight, value in model.named_parameters():
+        # A sum in float64 of finite floats is finite, and needs no second tensor of the same size.
+        if value.dtype in kinds and not bool(value.detach().sum(dtype=torch.float64).isfinite()):
+            raise InputError(f"{name}: the weight {weight} is not finite (NaN or infinite): use another checkpoint")
     return as_model(model).to(device).eval(), tokenizer
 
 
@@ -255,16 +258,6 @@ def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
     for name in named:
         if name is not None and not name.endswith((".safetensors", ".safetensors.index.json")):
             raise InputError(f"{folder / name} is a pickle, which may contain code: save the weights as safetensors")
-
-
-def _not_finite(model: PreTrainedModel) -> str | None:
-    """Return the name of a parameter that contains NaN or an infinity, if there is one."""
-    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    for name, parameter in model.named_parameters():
-        # A sum in float64 of finite floats is finite, and needs no second tensor of the same size.
-        if parameter.dtype in kinds and not bool(parameter.detach().sum(dtype=torch.float64).isfinite()):
-            return name
-    return None
 
 
 def _from_checkpoint(path: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mentalese.data.builtin import stdlib
@@ -175,7 +175,10 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
             raise _other_base(path, name, theirs.get(name), fields[name])
     with torch.no_grad():
         for name, value in weights.items():
-            parameters[name].copy_(_embeddings(value, rows) if id(value) in tables else value)
+            if id(value) in tables:
+                mean = value.mean(0)
+                value = torch.stack([value[row].mean(0) if row else mean for row in rows])
+            parameters[name].copy_(value)
         if target is not model and hasattr(whole, "start_from_backbone"):
             whole.start_from_backbone()
     ids, tokens = tokenizer.get_vocab(), own_tokenizer.convert_ids_to_tokens([*range(len(own_tokenizer))])
@@ -245,8 +248,3 @@ def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, pat
         elif token in LATENT_MARKERS.values():
             rows[index] = calculation
     return rows
-
-
-def _embeddings(table: Tensor, rows: list[list[int]]) -> Tensor:
-    mean = table.mean(0)
-    return torch.stack([table[row].mean(0) if row else mean for row in rows])

@@ -67,15 +67,25 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
     require(version is not None and Version(version) >= Version(_LEAST), "train.lora_rank", train.lora_rank, remedy)
     import peft
 
-    maps = _linear_maps(model)
+    embeddings, head, prefix = model.get_input_embeddings(), model.get_output_embeddings(), _prefix(model)
+    maps: dict[str, nn.Module] = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head and name.startswith(prefix)
+    }
     targets = _targets(maps, train.lora_targets)
+    # The library's markers get new rows of the embeddings and, if it is another table, of the head.
+    vocabulary = tokenizer.get_vocab()
+    markers = sorted(vocabulary[name] for name in (*MARKERS, *LATENT_MARKERS.values()) if name in vocabulary)
+    tables = [embeddings] if head.weight is embeddings.weight else [embeddings, head]
+    names = {module: name for name, module in model.named_modules()}
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=train.lora_rank,
         lora_alpha=2 * train.lora_rank if train.lora_alpha is None else train.lora_alpha,
-        target_modules=rf"{re.escape(_prefix(model))}(.*\.)?({'|'.join(map(re.escape, targets))})",
+        target_modules=rf"{re.escape(prefix)}(.*\.)?({'|'.join(map(re.escape, targets))})",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in maps.values()),
-        trainable_token_indices=_new_rows(model, tokenizer),
+        trainable_token_indices={names[table]: markers for table in tables} if markers else None,
     )
     new = _new_modules(model)
     with torch.random.fork_rng(devices=[]):
@@ -206,16 +216,6 @@ def _prefix(model: PreTrainedModel) -> str:
     return "backbone." if hasattr(model, "backbone") else ""
 
 
-def _linear_maps(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the decoder's linear maps but its head, by full name."""
-    head, prefix = model.get_output_embeddings(), _prefix(model)
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, Conv1D)) and module is not head and name.startswith(prefix)
-    }
-
-
 def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
     """Return the last parts of the names of the maps that get adapters."""
     names = sorted({name.rpartition(".")[2] for name in maps})
@@ -223,16 +223,6 @@ def _targets(maps: dict[str, nn.Module], asked: tuple[str, ...]) -> list[str]:
         remedy = f"use linear maps of the decoder ({', '.join(names)}), without the head{nearest(name, names)}"
         require(name in names, "train.lora_targets", name, remedy)
     return list(asked) or names
-
-
-def _new_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]] | None:
-    """Return the ids of the library's markers for the embeddings and, if it is another table, for the head."""
-    vocabulary = tokenizer.get_vocab()
-    rows = sorted(vocabulary[name] for name in (*MARKERS, *LATENT_MARKERS.values()) if name in vocabulary)
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tables = [embeddings] if head.weight is embeddings.weight else [embeddings, head]
-    names = {module: name for name, module in model.named_modules()}
-    return {names[table]: rows for table in tables} if rows else None
 
 
 def _new_modules(model: PreTrainedModel) -> list[str]:

@@ -12,8 +12,6 @@ a text that continues another one. What transformers does not promise of tokeniz
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from transformers.utils import PaddingStrategy
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
-from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_template, beginning
+from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_template, beginning, encoding_of
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
@@ -73,7 +71,13 @@ def text_tokenizer(
     backend.no_truncation()
     row = layout.prompt_row("a", PromptEncoder(tokenizer, data, mask_token_id))
     before, after = row.around()
-    backend.post_processor = _template(backend, row.ids[:before], row.ids[len(row) - after :])
+    first, last = row.ids[:before], row.ids[len(row) - after :]
+    single = [*(f"{index}:0" for index in first), "$A:0", *(f"{index}:0" for index in last)]
+    around = [
+        {"id": str(index), "ids": [index], "tokens": [backend.id_to_token(index)]}
+        for index in dict.fromkeys([*first, *last])
+    ]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=around)
     named = {
         "bos_token": BOS if layout.markers else tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,
@@ -100,17 +104,6 @@ def text_tokenizer(
         text_sentences={name: getattr(data, name) for name in _SENTENCES},
         text_mask_id=mask_token_id,
     )
-
-
-def _template(backend: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.PostProcessor:
-    """Return a post-processor that puts these tokens around a text; in it they are named by their ids."""
-    first, last = ([f"{index}:0" for index in ids] for ids in (before, after))
-    single = [*first, "$A:0", *last]
-    special_tokens = [
-        {"id": str(index), "ids": [index], "tokens": [backend.id_to_token(index)]}
-        for index in dict.fromkeys([*before, *after])
-    ]
-    return processors.TemplateProcessing(single=single, pair=[*single, "$B:1"], special_tokens=special_tokens)
 
 
 def saved_reading(tokenizer: PreTrainedTokenizerBase) -> tuple[Layout, DataConfig] | None:
@@ -170,8 +163,10 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         truncation = options.pop("truncation_strategy", TruncationStrategy.DO_NOT_TRUNCATE)
         longest = options.get("max_length")
         if options.pop("is_split_into_words", False) or options.pop("return_overflowing_tokens", False):
-            names = "is_split_into_words and return_overflowing_tokens"
-            raise InputError(f"{names} cut a text where this model's layout does not: pass whole texts")
+            raise InputError(
+                "is_split_into_words and return_overflowing_tokens cut a text where this model's layout does not: pass "
+                "whole texts"
+            )
         self.set_truncation_and_padding(
             PaddingStrategy.DO_NOT_PAD, TruncationStrategy.DO_NOT_TRUNCATE, 0, 0, None, None
         )
@@ -190,42 +185,10 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
                 row = _truncated(row, first_length, longest, self.truncation_side)
                 first_length = min(first_length, len(row))
             encodings.append(self._encoding(row, first_length, len(first)))
-        if padding != PaddingStrategy.DO_NOT_PAD:
-            self._pad_encodings(encodings, padding, longest, options)
-        return self._as_batch(encodings, batched, options)
-
-    def _encoding(self, row: TextRow, own: int, characters: int) -> Encoding:
-        """Return the row as a result of the `tokenizers` library, whose state is JSON."""
-        second = [int(place >= own) for place in range(len(row))]
-        # A layout's addition at the end of a text (a new line) has no characters in it.
-        spans = [
-            (0, 0) if span is None else span if pair else (min(span[0], characters), min(span[1], characters))
-            for span, pair in zip(row.spans, second)
-        ]
-        ranges = {"0": {"start": 0, "end": own}} | ({"1": {"start": own, "end": len(row)}} if own < len(row) else {})
-        state = {
-            "ids": row.ids,
-            "type_ids": second,
-            "tokens": [self.backend_tokenizer.id_to_token(index) or MASK for index in row.ids],
-            "words": [None] * len(row),
-            "offsets": spans,
-            "special_tokens_mask": [int(span is None) for span in row.spans],
-            "attention_mask": [1] * len(row),
-            "overflowing": [],
-            "sequence_ranges": ranges,
-        }
-        encoding = Encoding()
-        encoding.__setstate__(json.dumps(state).encode())
-        return encoding
-
-    def _pad_encodings(
-        self, encodings: list[Encoding], padding: PaddingStrategy, longest: int | None, options: dict[str, Any]
-    ) -> None:
-        length = max(map(len, encodings), default=0)
+        length, multiple = max(map(len, encodings), default=0), options.get("pad_to_multiple_of") or 1
         if padding == PaddingStrategy.MAX_LENGTH and longest is not None:
             length = max(length, longest)
-        multiple = options.get("pad_to_multiple_of") or 1
-        for encoding in encodings:
+        for encoding in encodings if padding != PaddingStrategy.DO_NOT_PAD else ():
             encoding.pad(
                 -(-length // multiple) * multiple,
                 direction=options.get("padding_side") or self.padding_side,
@@ -233,18 +196,34 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
                 pad_type_id=self.pad_token_type_id,
                 pad_token=self.pad_token,
             )
-
-    def _as_batch(self, encodings: list[Encoding], batched: bool, options: dict[str, Any]) -> BatchEncoding:
         names = ("token_type_ids", "attention_mask", "special_tokens_mask", "offsets_mapping", "length")
         returned = {f"return_{name}": options[f"return_{name}"] for name in names if f"return_{name}" in options}
         parts = [self._convert_encoding(encoding, **returned)[0] for encoding in encodings]
         columns = {name: [part[name][0] for part in parts] for name in (parts[0] if parts else self.model_input_names)}
         for ids in columns["input_ids"]:
-            self._eventual_warn_about_too_long_sequence(ids, options.get("max_length"), options.get("verbose", True))
+            self._eventual_warn_about_too_long_sequence(ids, longest, options.get("verbose", True))
         tensors = options.get("return_tensors")
         if not batched and tensors is None:
             return BatchEncoding({name: column[0] for name, column in columns.items()}, encodings)
         return BatchEncoding(columns, encodings, tensor_type=tensors)
+
+    def _encoding(self, row: TextRow, own: int, characters: int) -> Encoding:
+        """Return the row as a result of the `tokenizers` library."""
+        second = [int(place >= own) for place in range(len(row))]
+        # A layout's addition at the end of a text (a new line) has no characters in it.
+        spans = [
+            (0, 0) if span is None else span if pair else (min(span[0], characters), min(span[1], characters))
+            for span, pair in zip(row.spans, second)
+        ]
+        ranges = {"0": {"start": 0, "end": own}} | ({"1": {"start": own, "end": len(row)}} if own < len(row) else {})
+        return encoding_of(
+            [self.backend_tokenizer.id_to_token(index) or MASK for index in row.ids],
+            ids=row.ids,
+            type_ids=second,
+            offsets=spans,
+            special_tokens_mask=[int(span is None) for span in row.spans],
+            sequence_ranges=ranges,
+        )
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> tuple[str, ...]:
         """Also write the module that lets other programs open the folder."""
