@@ -76,18 +76,14 @@ def model_names(paths: Sequence[str]) -> list[str]:
         recipe = read_json(config).get("recipe") if config.is_file() else None
         names.append(recipe["name"] if isinstance(recipe, dict) else path.removeprefix("hub:"))
     alike = {name for name in names if names.count(name) > 1}
-    tails = _tails([path for path, name in zip(paths, names) if name in alike])
-    return [tails[path] if name in alike else name for path, name in zip(paths, names)]
-
-
-def _tails(paths: Sequence[str]) -> dict[str, str]:
-    """Return the end of each path, with as many folders as make it unique: `a/seed-0`, `b/seed-0`."""
-    parts = {path: Path(path).parts for path in paths}
+    # Of these, as many folders as make them different: `a/seed-0`, `b/seed-0`.
+    parts = {path: Path(path).parts for path, name in zip(paths, names) if name in alike}
+    tails: dict[str, str] = {}
     for depth in range(1, max(map(len, parts.values()), default=0) + 1):
         tails = {path: "/".join(folders[-depth:]) for path, folders in parts.items()}
         if len({*tails.values()}) == len(parts):
             break
-    return tails if parts else {}
+    return [tails[path] if name in alike else name for path, name in zip(paths, names)]
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -34,7 +34,15 @@ class Progress:
     def __init__(self, title: str, total: float, start: float = 0, *, show: bool = True) -> None:
         self.title, self.total, self.start, self.show = title, total, start, show
         self.began = self.printed = time.monotonic()
-        self.bar = _bar(title, total, start) if show and sys.stderr.isatty() else None
+        self.bar: RichProgress | None = None
+        if show and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            named, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+            self.bar = RichProgress(named, BarColumn(), TaskProgressColumn(), note, console=Console(stderr=True))
+            self.bar.add_task(title, total=total, completed=int(start), note="")
 
     def update(self, done: float, note: str = "") -> None:
         """Set how much of `total` is done, with a short note such as the loss."""
@@ -46,17 +54,6 @@ class Progress:
             self.printed = now
             share = done / self.total if self.total else 1.0
             print(f"{self.title}: {share:.0%}  {note}  {remaining} left", file=sys.stderr, flush=True)
-
-
-def _bar(title: str, total: float, start: float) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as RichProgress
-
-    title_column, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
-    bar = RichProgress(title_column, BarColumn(), TaskProgressColumn(), note, console=Console(stderr=True))
-    bar.add_task(title, total=total, completed=int(start), note="")
-    return bar
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 
 from mentalese import provenance
 from mentalese.compare.jobs import Job, run_jobs
-from mentalese.evaluation.answers import AnswerRecord, ask
+from mentalese.evaluation.answers import ask
 from mentalese.files import check_page, write_json, write_text
 from mentalese.html import render
 from mentalese.models.base import count_parameters
@@ -131,7 +130,11 @@ def _asked(models: dict[str, Saved]) -> tuple[dict[str, float], list[Entry]]:
     split = models["own thoughts"].split()
     answers = {label: ask(saved, split).records for label, saved in models.items()}
     scores = {label: statistics.fmean(record.correct for record in records) for label, records in answers.items()}
-    return scores, _answered(*(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")))
+    examples: dict[str, Entry] = {}  # different questions
+    for a, b in zip(*(answers[label][:TRIED] for label in ("own thoughts", "no thoughts")), strict=True):
+        question = a.question.strip()
+        examples[question] = {"text": question, "right": a.expected, "with": a.answer, "without": b.answer}
+    return scores, sorted(examples.values(), key=_worth)[:EXAMPLES]
 
 
 def _page(file: Path, models: dict[str, Saved], example: Entry, command: str) -> Path:
@@ -150,15 +153,6 @@ def _streams(trace: ThoughtTrace) -> list[tuple[str, int]]:
     layer, attention = trace.streams["layer"], trace.streams["kept"]
     tokens = trace.streams["token"][(layer == layer.max()) & attention].tolist()
     return [(text, tokens.count(i)) for i, text in enumerate(trace.tokens) if not trace.special[i]]
-
-
-def _answered(first: Sequence[AnswerRecord], second: Sequence[AnswerRecord]) -> list[Entry]:
-    """Return different questions with the right answer and both models'; first those that only thoughts answer."""
-    examples = {}
-    for a, b in zip(first, second, strict=True):
-        question = a.question.strip()
-        examples[question] = {"text": question, "right": a.expected, "with": a.answer, "without": b.answer}
-    return sorted(examples.values(), key=_worth)[:EXAMPLES]
 
 
 def _predicted(own: Saved, without: Saved, part: DemoModel) -> list[Entry]:

@@ -45,10 +45,9 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
         return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
-    # AGCLR's three gates have as many weights as the MLPs lose.
-    smaller = recipe.replace(
-        model={"intermediate_size": recipe.model["intermediate_size"] - _gate_channels(recipe.model)}
-    )
+    # AGCLR's three gates have as many weights as the MLPs, which have three matrices in each layer, lose.
+    gates = round(recipe.model["hidden_size"] / recipe.model["num_hidden_layers"])
+    smaller = recipe.replace(model={"intermediate_size": recipe.model["intermediate_size"] - gates})
     agclr = made("agclr", smaller, gate_biases=PROSQA_BIASES)
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     answering = replace(made("no-cot"), name=task)
@@ -68,11 +67,6 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         turning,
         once,
     )
-
-
-def _gate_channels(model: Model) -> int:
-    """Return the channels of a Llama's MLP, in each layer, that have as many weights as AGCLR's gates."""
-    return round(model["hidden_size"] / model["num_hidden_layers"])  # three matrices here, and three there
 
 
 def reachability(size: float) -> SuiteTask:

@@ -224,7 +224,9 @@ class Run:
                 if self._is_logged(state.step) or stop:
                     note = self._log()
                     bar.update(state.step, note)
-                    self._release_memory()
+                    if self.parallel.device.type == "cpu" and time.perf_counter() > self.released + RELEASE_SECONDS:
+                        release_free_memory()
+                        self.released = time.perf_counter()
                 if stop:
                     self._stop(stop)
                 if state.validation_due:
@@ -237,11 +239,6 @@ class Run:
         keeps = self.recipe.train.checkpoint_every > 0 or self.parallel.world_size > 1
         if keeps and self.checkpoints.latest() != state.step:
             self._write_checkpoint()
-
-    def _release_memory(self) -> None:
-        if self.parallel.device.type == "cpu" and time.perf_counter() > self.released + RELEASE_SECONDS:
-            release_free_memory()
-            self.released = time.perf_counter()
 
     def one_step(self) -> None:
         recipe, parallel, step = self.recipe, self.parallel, self.state.step

@@ -35,12 +35,21 @@ def model_card(recipe: Recipe, about: Mapping[str, Any]) -> str:
     evaluations = {split: about[split] for split in ("validation", "test") if split in about}
     estimators = {figure["protocol"].get("estimator", "exact") for figure in evaluations.values()}
     samples = about.get("samples") or [{"prompt": "Once upon a time"}]
+    fields: dict[str, object] = {  # that the hub reads, without the license, which is unknown
+        "library_name": "transformers" if family is None else "mentalese",
+        "pipeline_tag": "text-generation",
+        "tags": list(dict.fromkeys(["mentalese", kind, *([family] if family else [])])),
+    }
+    if match := re.match(r"(?:[\w-]+:)?hub:([^:@]+)", recipe.data.source):  # also svamp:hub:NAME
+        fields["datasets"] = [match[1]]
+    if (init := recipe.train.init or "").startswith("hub:"):
+        fields["base_model"] = init.removeprefix("hub:")
     return markdown(
         "model_card.md.j2",
         filters={"short": _short, "count": "{:,}".format, "words": lambda name: name.replace("_", " ")},
         recipe=recipe,
         about=about,
-        front_matter=yaml.safe_dump(_front_matter(recipe, family), sort_keys=False),
+        front_matter=yaml.safe_dump(fields, sort_keys=False),
         tokenizer=before_preparing(recipe.data).tokenizer,
         family=family,
         install=install_command(),
@@ -50,22 +59,6 @@ def model_card(recipe: Recipe, about: Mapping[str, Any]) -> str:
         forms=_FORMS,
         likelihoods=_LIKELIHOODS,
     )
-
-
-def _front_matter(recipe: Recipe, family: str | None) -> dict[str, object]:
-    """Return the fields that the hub reads, without the license, which is unknown."""
-    tags = ["mentalese", recipe.model["model_type"], *([family] if family else [])]
-    fields: dict[str, object] = {
-        "library_name": "transformers" if family is None else "mentalese",
-        "pipeline_tag": "text-generation",
-        "tags": list(dict.fromkeys(tags)),
-    }
-    if match := re.match(r"(?:[\w-]+:)?hub:([^:@]+)", recipe.data.source):  # also svamp:hub:NAME
-        fields["datasets"] = [match[1]]
-    init = recipe.train.init or ""
-    if init.startswith("hub:"):
-        fields["base_model"] = init.removeprefix("hub:")
-    return fields
 
 
 def _short(place: str) -> str:

@@ -37,21 +37,16 @@ def start(
     if parallel.world_size == 1 or recipe.train.parallel == "ddp":
         model, parameters = start_model(recipe, tokenizer)
         model.to(parallel.device)
-        _choose_attention(model, recipe, parallel)
+        decoder: Any = getattr(model, "backbone", model)
+        is_short = (recipe.layout.sequence_length or math.inf) <= _SHORT
+        is_slow = parallel.device.type == "cpu" and recipe.train.precision == "bf16"
+        if is_slow and is_short and attention_of(decoder.config) == "sdpa":
+            decoder.set_attn_implementation("eager")  # the fused one's backward pass takes three times as long there
         return model, parameters, None
     whole = parallel.on_main(lambda: start_model(recipe, tokenizer)[0])
     model, parameters = outline(recipe, tokenizer)
     end_at(model, parallel.broadcast_object([] if whole is None else ends(whole)))
     return model, parameters, whole
-
-
-def _choose_attention(model: LanguageModel, recipe: Recipe, parallel: Parallel) -> None:
-    """Avoid fused attention for short rows in bfloat16 on a CPU: its backward pass takes three times as long there."""
-    decoder: Any = getattr(model, "backbone", model)
-    is_short = (recipe.layout.sequence_length or math.inf) <= _SHORT
-    is_slow = parallel.device.type == "cpu" and recipe.train.precision == "bf16"
-    if is_slow and is_short and attention_of(decoder.config) == "sdpa":
-        decoder.set_attn_implementation("eager")
 
 
 def outline(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[LanguageModel, dict[str, int]]:
