@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +21,10 @@ from mentalese.analyses.drawing import (
     read_result,
     ticks_at,
 )
+from mentalese.data.split import Split
 from mentalese.errors import require
 from mentalese.evaluation.metric import ACCURACY, metric_of
 from mentalese.formatting import by_next_token, model_names
-
-if TYPE_CHECKING:
-    from mentalese.data.split import Split
 
 
 def _curves(paths: list[str]) -> Drawing:

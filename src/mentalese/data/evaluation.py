@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.batch import Batch
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def evaluation_batches(

@@ -7,10 +7,11 @@ from collections import UserList
 from collections.abc import Sequence
 from functools import cache, cached_property, partial
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.batch import Batch
 from mentalese.data.config import DataConfig
@@ -19,10 +20,6 @@ from mentalese.data.sentences import SentenceEncoder, cut_and_merge
 from mentalese.data.tokenizers import MASK, Turn, beginning, continuing, corpus_encoder, special_token_ids, user_turn
 from mentalese.errors import require
 from mentalese.values import checked
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerBase
 
 
 def check_prompts(texts: Sequence[str], *, whole_sentences: bool) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import permutations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.batch import to_device
 from mentalese.data.generated import words
@@ -24,9 +24,6 @@ from mentalese.models.base import evaluation_mode
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 CONTEXT = "The son of {father} is {son}."
 QUERIES = {"normal": "The son of {father} is", "reversed": "The father of {son} is"}

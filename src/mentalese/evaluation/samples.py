@@ -16,12 +16,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from mentalese import provenance
 from mentalese.data.batch import Batch, to_device
@@ -39,9 +38,6 @@ from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded
 from mentalese.models.saved import Saved, load
 from mentalese.screen import progress
 from mentalese.values import temporarily
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 BATCH_SIZE = 8
 """Samples at once, as published speeds are measured (Kong et al., "Latent Thought Models", 2025, appendix A.3)."""

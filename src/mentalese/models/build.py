@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mentalese.data.layouts import AsIs
 from mentalese.data.sentences import fixed_length
@@ -19,9 +18,6 @@ from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.config import MOST_TENSORS, check_fields
 from mentalese.recipe import Fields, Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

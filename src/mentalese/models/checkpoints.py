@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, logging
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    logging,
+)
 
 from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Layout
@@ -38,10 +45,6 @@ from mentalese.network import hub_or_cache
 from mentalese.packaged import packaged
 from mentalese.recipe import Recipe
 from mentalese.values import Place, checked
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 C = TypeVar("C", bound=PreTrainedConfig)
 

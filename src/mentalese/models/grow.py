@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mentalese.data.builtin import stdlib
 from mentalese.data.layouts import Packed
@@ -33,9 +33,6 @@ from mentalese.packaged import cached_models
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import HERE
 from mentalese.registry import families, load
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 RECIPE = "recipe.json"
 """In a grown model's folder: a recipe that trains it."""

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from packaging.version import Version
 from torch import Tensor, nn
-from transformers import Conv1D, PreTrainedModel
+from transformers import Conv1D, PreTrainedModel, PreTrainedTokenizerBase
 
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError, nearest, require
@@ -31,9 +31,6 @@ from mentalese.install import install_command
 from mentalese.models.base import LanguageModel
 from mentalese.nn.linear import PatchedMatrix
 from mentalese.recipe import TrainConfig
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 FOLDER = "adapter"
 """In a saved model's folder."""

@@ -12,11 +12,12 @@ a text that continues another one. What transformers does not promise of tokeniz
 from __future__ import annotations
 
 import dataclasses
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Encoding, Tokenizer, processors
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy
 
@@ -27,11 +28,6 @@ from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_temp
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from transformers import PreTrainedModel
 
 MODULE = "mentalese_tokenizer"
 ABOUT = "mentalese"

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from torch.utils._pytree import tree_leaves
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel
 from mentalese.recipe import Recipe
-
-if TYPE_CHECKING:
-    from mentalese.training.parallel import Parallel
+from mentalese.training.parallel import Parallel
 
 
 class LiveBytes(TorchDispatchMode):

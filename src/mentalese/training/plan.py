@@ -8,9 +8,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.batch import Batch
 from mentalese.data.layouts import Layout
@@ -19,10 +20,6 @@ from mentalese.data.split import Split
 from mentalese.errors import InputError, require
 from mentalese.nn.loss import IGNORED
 from mentalese.recipe import Clock, Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 MOST_EPOCHS = 1_000_000
 """Epochs of a run, whose batches are counted before it starts."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.errors import nearest, require
 from mentalese.models.base import LanguageModel, count_parameters
@@ -16,12 +17,7 @@ from mentalese.models.grow import end_at, start_from
 from mentalese.models.lora import add_adapters, load_adapter
 from mentalese.models.transformers_seam import attention_of
 from mentalese.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from mentalese.training.parallel import Parallel
-
+from mentalese.training.parallel import Parallel
 
 _SHORT = 512
 """Tokens per row up to which a table of attention weights per head is small."""

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.layouts import Layout
@@ -25,9 +25,6 @@ from mentalese.models.build import check_length, context_length
 from mentalese.models.saved import Saved
 from mentalese.recipe import EvaluationConfig
 from mentalese.training.plan import Plan
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SAMPLES = 2  # without evaluation.sample_prompts
 TRIED = 50  # openings, until enough of them leave room for an answer
