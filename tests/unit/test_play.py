@@ -26,8 +26,7 @@ from mentalese.models.generate_options import GenerateOptions
 from mentalese.models.saved import Saved
 from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer import play
-from mentalese.viewer.examples import Example, examples
-from mentalese.viewer.play import Player, thought_knobs
+from mentalese.viewer.play import Example, Player, examples, thought_knobs
 from support import shrink
 
 THINKS = {

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import shlex
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cached_property, partial
 from html import escape
 from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +32,9 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mentalese.data.prompts import PromptEncoder
+from mentalese.data.sources import opened_source
 from mentalese.errors import InputError
+from mentalese.evaluation.answer_rule import final_answer
 from mentalese.formatting import model_names, short_count
 from mentalese.html import PALETTE, as_json
 from mentalese.models.base import count_parameters
@@ -39,7 +44,6 @@ from mentalese.models.generate_options import GenerateOptions, config_fields
 from mentalese.models.saved import Saved
 from mentalese.models.trace import Knob, ThoughtTrace
 from mentalese.registry import families
-from mentalese.viewer.examples import Example, examples
 from mentalese.viewer.page import page as thought_page
 from mentalese.viewer.payload import payload
 
@@ -47,7 +51,46 @@ _MOST_TOKENS = 1000
 _OFTEN = 0.4  # seconds between two looks at the thoughts of a growing text, at least
 _SHARE = 3  # and as many times as long as one look takes
 _EXAMPLES = 3
+_WORDS = 16  # of an example: of its text's beginning
+_MORE = 12  # words of how it goes on
+_LABEL = 44  # characters
 _TOP_K = 50  # transformers' default, if the model's settings have none
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt, and its continuation in its document: for a question the right answer."""
+
+    prompt: str
+    rest: str
+    question: bool
+
+    @property
+    def label(self) -> str:
+        """A line that distinguishes it from others: the end of a question, the beginning of a text."""
+        line = " ".join(self.prompt.split())
+        if len(line) <= _LABEL:
+            return line
+        return f"… {line[-_LABEL:].partition(' ')[2]}" if self.question else f"{line[:_LABEL].rpartition(' ')[0]} …"
+
+
+def examples(saved: Saved, count: int = 3) -> list[Example]:
+    """Return prompts from the test split of the built-in source of the model's training; none for other sources.
+
+    A text ends at the first question that it answers itself (`?` as a word of its own), or after its first words.
+    """
+    if saved.recipe is None or not saved.data.source.startswith("builtin:"):
+        return []
+    prompts = []
+    for document in islice(opened_source(saved.data).documents("test"), count):
+        if saved.layout.questions and document.segments:
+            prompts.append(Example(document.segments[0].strip(), final_answer(document.segments[-1]), True))
+            continue
+        words = re.findall(r"\s*\S+", document.text)
+        stops = [number for number, word in enumerate(words, 1) if word.strip() == "?"]
+        cut = stops[0] if stops else min(_WORDS, len(words) // 2)
+        prompts.append(Example("".join(words[:cut]), "".join(words[cut : cut + _MORE]).strip(), False))
+    return prompts
 
 
 def component(knob: Knob) -> gr.Slider | gr.Number:
