@@ -1,13 +1,14 @@
-"""Progress with the time left, and tables; drawn on a terminal, plain text elsewhere."""
+"""Progress with the time left, tables and JSON; drawn on a terminal, plain text elsewhere."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -82,3 +83,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str
     for row in [header, *rows]:
         first, *others = (text.rjust(w) if i else text.ljust(w) for i, (text, w) in enumerate(zip(row, widths)))
         print("  ".join([first, *others]).rstrip())
+
+
+def print_json(content: object) -> None:
+    print(json.dumps(content, indent=2))
+
+
+def only_result_on_stdout() -> redirect_stdout[Any]:
+    """Send all output of libraries to standard error while the block runs."""
+    return redirect_stdout(sys.stderr)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mentalese import InputError, network
-from mentalese.commands.shared import read_text
+from mentalese.commands.options import read_text
 from mentalese.data.documents import SPLITS, Document, Source, record
 from mentalese.data.files import find_files
 from mentalese.data.sources import is_one_text, open_source, opened_source

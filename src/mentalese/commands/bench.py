@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.shared import only_result_on_stdout, print_json
+from mentalese.screen import only_result_on_stdout, print_json
 from mentalese.values import Place, Texts, checked_dataclass
 
 

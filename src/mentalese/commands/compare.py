@@ -9,10 +9,10 @@ from pydantic import Field
 from tyro.conf import Positional, arg
 
 from mentalese.commands.options import is_setting, names_before_options, read_options, read_recipe
-from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import SUFFIXES, open_recipe
 from mentalese.registry import get_recipe, match_recipes
+from mentalese.screen import only_result_on_stdout, print_json
 from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import score_text
-from mentalese.screen import print_table
+from mentalese.screen import only_result_on_stdout, print_json, print_table
 from mentalese.values import Place, Positive, checked_dataclass
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.shared import given_text
+from mentalese.commands.options import given_text
 from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 

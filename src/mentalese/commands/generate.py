@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mentalese.commands.options import ModelPath
-from mentalese.commands.shared import only_result_on_stdout, print_json, read_text
+from mentalese.commands.options import ModelPath, read_text
 from mentalese.errors import InputError
 from mentalese.models.generate_options import GenerateOptions, config_fields
+from mentalese.screen import only_result_on_stdout, print_json
 from mentalese.values import checked_dataclass
 
 

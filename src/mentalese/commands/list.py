@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.shared import print_json
 from mentalese.errors import InputError, nearest, require
 from mentalese.recipe import Recipe
 from mentalese.registry import COLLECTIONS, families, recipes, recipes_of
-from mentalese.screen import width
+from mentalese.screen import print_json, width
 from mentalese.values import checked_dataclass
 
 PUBLISHED = ("/openstax", "/graphs")

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tyro.conf import Positional, arg
 
 from mentalese.commands.options import ModelPath
-from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.errors import require
 from mentalese.evaluation.options import AblationOptions, AnswerOptions, EvaluationOptions, SampleOptions, TextOptions
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
-from mentalese.screen import print_table
+from mentalese.screen import only_result_on_stdout, print_json, print_table
 from mentalese.values import Place, Positive, Texts, checked_dataclass
 
 if TYPE_CHECKING:

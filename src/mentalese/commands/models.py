@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Literal
 
-from mentalese.commands.shared import print_json
 from mentalese.install import install_command
-from mentalese.screen import width
+from mentalese.screen import print_json, width
 from mentalese.values import checked_dataclass
 
 

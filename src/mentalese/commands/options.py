@@ -11,6 +11,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ import tyro
 from tyro.conf import Positional, arg
 
 from mentalese.commands import COMMANDS, MEASURES
+from mentalese.errors import InputError
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import add_setting, change, members, section_fields, sections
@@ -40,6 +42,21 @@ _ABOUT = "Language models that think in latent space. `mentalese COMMAND --help`
 _ABOUT += "`mentalese train RECIPE --help` those of a recipe."
 _SHORT = {"data.source": "--data", "train.seed": "--seed"}
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of the file in `--file`."""
+    try:
+        return path.read_text(encoding="utf-8-sig")  # without the mark that some editors begin a text with
+    except (FileNotFoundError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"--file is {str(path)!r}: use a UTF-8 text file ({error})") from None
+
+
+def given_text(text: str | None, file: Path | None) -> str | None:
+    """Return the text of `--text` or `--file`; `None` without either."""
+    if text is not None and file is not None:
+        raise InputError("--text and --file are both given: use one of them")
+    return text if file is None else read_text(file)
 
 
 def find_command(name: str) -> tuple[ModuleType, Any]:

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mentalese.commands.options import RecipeName, Settings
-from mentalese.commands.shared import print_json
 from mentalese.data.layouts import Packed
 from mentalese.files import JsonObject
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe, override, sections
 from mentalese.registry import recipes
-from mentalese.screen import width
+from mentalese.screen import print_json, width
 from mentalese.values import checked_dataclass
 
 Entry = JsonObject

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.commands.shared import only_result_on_stdout, print_json
 from mentalese.formatting import scored_as
-from mentalese.screen import print_table
+from mentalese.screen import only_result_on_stdout, print_json, print_table
 from mentalese.values import Place, Positive, PositiveNumber, Texts, checked_dataclass
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mentalese.commands.options import ModelPath
-from mentalese.commands.shared import given_text
+from mentalese.commands.options import ModelPath, given_text
 from mentalese.errors import InputError, require
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Positive, Texts, checked_dataclass
