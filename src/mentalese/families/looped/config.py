@@ -7,7 +7,7 @@ from typing import Literal
 
 from mentalese.errors import require
 from mentalese.models.config import WrappedDecoderConfig
-from mentalese.values import NonNegative, Positive, PositiveNumber
+from mentalese.values import NonNegative, NonNegativeNumber, Positive, PositiveNumber, Share
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 """Decoders whose layers are attention and MLP, each after a norm, with rotary positions and embeddings as they are."""
@@ -25,6 +25,12 @@ class LoopedConfig(WrappedDecoderConfig):
             weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
         exit_distance: at test time a token stops when a turn moves its state by less than this share of the state's
             length; `None`: all tokens take `turns`.
+        exit_entropy: beta, the weight of the entropy of a token's exit turn in the loss (Zhu et al., "Scaling Latent
+            Reasoning via Looped Language Models", Eq. 4). The model then has a gate, and each step of training takes
+            `turns`, whose losses the gate weighs. `None`: no gate.
+        exit_probability: q; at test time a token stops at the first turn by which the gate lets it exit with this
+            probability (Zhu et al., section 3.2): all tokens after one turn at 0, none before the last at 1. `None`:
+            all tokens take `turns`.
         cache_turns: turns of which generation keeps keys and values; later ones overwrite them (section 6.2). `None`:
             all of them.
     """
@@ -37,6 +43,8 @@ class LoopedConfig(WrappedDecoderConfig):
     backprop_turns: Positive = 8
     norms: Literal["sandwich", "own"] = "sandwich"
     exit_distance: PositiveNumber | None = None
+    exit_entropy: NonNegativeNumber | None = None
+    exit_probability: Share | None = None
     cache_turns: Positive | None = None
 
     @property
@@ -57,6 +65,11 @@ class LoopedConfig(WrappedDecoderConfig):
         return math.sqrt(self.hidden_size) if self.norms == "sandwich" else 1.0
 
     @property
+    def may_stop(self) -> bool:
+        """True if at test time a token may stop before `turns`."""
+        return self.exit_distance is not None or self.exit_probability is not None
+
+    @property
     def has_thoughts(self) -> bool:
         return self.turns > 1
 
@@ -68,3 +81,8 @@ class LoopedConfig(WrappedDecoderConfig):
             f"of the backbone's {self.num_hidden_layers} layers none is left for the block; set fewer, or more layers"
         )
         self.require(len(self.parts[1]) >= 1, "prelude_layers", f"with coda_layers {self.coda_layers}, {remedy}")
+        if self.exit_probability is not None:
+            remedy = "the model has no gate that exits; set exit_entropy too"
+            self.require(self.exit_entropy is not None, "exit_probability", remedy)
+            remedy = "tokens stop by exit_distance already; remove one of the two"
+            self.require(self.exit_distance is None, "exit_probability", remedy)

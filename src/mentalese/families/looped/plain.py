@@ -1,12 +1,17 @@
 """Recurrent depth in one file: read this file first. It is a complete model with its loss, to train or to change.
 
 Geiping et al., "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach", arXiv 2502.05171;
-sections and equations are the paper's.
+sections and equations are the paper's. The gate is Ouro's: Zhu et al., "Scaling Latent Reasoning via Looped Language
+Models", arXiv 2510.25741; its sections and equations are named so.
 
     e   = P(x)             the prelude: a few layers, once
     s_0 ~ N(0, sigma^2)    the state starts as noise
     s_t = R(e, s_{t-1})    the block: a map of [s, e], a few layers, a norm; runs r times with the same weights
     p   = C(s_r)           the coda: a few layers, once, the final norm, the head
+
+With a gate (`exit_entropy`), a token exits after turn t of T with probability p(t):
+
+    lambda_t = sigmoid(w s_t + b),  p(t) = lambda_t prod_{j<t} (1 - lambda_j),  p(T) = prod_{j<T} (1 - lambda_j)
 
 At turn t a token attends to the states of earlier tokens at turn t; a token that stopped earlier keeps its last keys
 and values (section 6.1). Layers are Llama's, rows have no padding, and nothing is cached. `model.py` computes the same,
@@ -29,6 +34,7 @@ from mentalese.nn.noise import Noise
 
 SPREAD = 0.5  # sigma of Eq. 1
 STATE_STD = math.sqrt(2 / 5)  # section 4.1
+SLOPE, LEAST = 50.0, 0.005  # k and gamma, nats (Ouro, section 3.4)
 PRIME = 1_000_003  # so that neighbouring positions and neighbouring steps have different seeds
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [batch, heads, length, head width] each."""
@@ -62,6 +68,7 @@ class Looped(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.adapter = nn.Linear(2 * width, width, bias=False)
         self.block_norm = nn.RMSNorm(width, inner.rms_norm_eps) if config.norms == "sandwich" else None
+        self.exit_gate = nn.Linear(width, 1) if config.exit_entropy is not None else None
         self.norm = nn.RMSNorm(width, inner.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
         if inner.tie_word_embeddings:
@@ -83,16 +90,52 @@ class Looped(nn.Module):
         return self.lm_head(self.read(input_ids, turns or self.config.turns).hidden)
 
     def loss(self, input_ids: Tensor, seed: int, turns: int | None = None) -> Tensor:
-        """Return the mean cross-entropy of all tokens but the first of each row.
+        """Return the mean cross-entropy of all tokens but the first of each row; with a gate see `exit_loss`.
 
         Args:
             input_ids: [batch, length].
             seed: seeds the number of turns (Eq. 1 and 2) and the noise of the first state.
-            turns: fixed number of turns; `None`: drawn.
+            turns: fixed number of turns; `None`: drawn, or with a gate the config's.
         """
+        if self.exit_gate is not None:
+            return self.exit_loss(input_ids, seed, turns or self.config.turns)
         turns = turns or drawn_turns(self.config.turns, seed)
         logits = self.lm_head(self.read(input_ids, turns, seed).hidden)
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+
+    def exit_loss(self, input_ids: Tensor, seed: int, turns: int) -> Tensor:
+        """Return the mean over tokens of sum_t p(t) L_t - beta H(p) (Ouro, Eq. 4)."""
+        reading, survival = self.read(input_ids, turns, seed), torch.ones(())
+        expected, entropy = torch.zeros(()), torch.zeros(())
+        for turn, (state, loss) in enumerate(zip(reading.states, self.losses(reading, input_ids)), 1):
+            chance = self.exit_chance(state[:, :-1]) if turn < turns else torch.ones(())
+            p = chance * survival  # Eq. 3
+            expected, entropy = expected + p * loss, entropy - p * p.log()
+            survival = survival * (1 - chance)
+        return (expected - self.config.exit_entropy * entropy).mean()
+
+    def gate_loss(self, input_ids: Tensor, seed: int, turns: int) -> Tensor:
+        """Return the loss of the gate of a trained model, whose other weights get no gradient (Ouro, Eq. 5 and 6)."""
+        with torch.no_grad():
+            reading = self.read(input_ids, turns, seed)
+            losses = self.losses(reading, input_ids)
+        total = torch.zeros(())
+        for state, before, after in zip(reading.states[1:], losses, losses[1:]):
+            improvement = (before - after).clamp(min=0)  # Eq. 5
+            label = torch.sigmoid(SLOPE * (improvement - LEAST))  # near 1: go on
+            total = total + F.binary_cross_entropy(1 - self.exit_chance(state[:, :-1]), label)  # Eq. 6
+        return total / turns
+
+    def exit_chance(self, state: Tensor) -> Tensor:
+        """Return lambda [batch, length], the chance that a token in this state exits now (Ouro, section 3.2)."""
+        return torch.sigmoid(self.exit_gate(state))[..., 0]
+
+    def losses(self, reading: Reading, input_ids: Tensor) -> list[Tensor]:
+        """Return L_t [batch, length - 1] for each turn t: the costs of all tokens but the first if it were the last."""
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        hidden = [self.norm(run(self.parts[2], state, positions)) for state in reading.states]
+        logits = [self.lm_head(each[:, :-1]).transpose(1, 2) for each in hidden]
+        return [F.cross_entropy(each, input_ids[:, 1:], reduction="none") for each in logits]
 
     def read(self, input_ids: Tensor, turns: int, seed: int = 0) -> Reading:
         """Read rows [batch, length]; only the last `backprop_turns` turns have a gradient (section 3.3)."""
@@ -102,6 +145,7 @@ class Looped(nn.Module):
         injected = run(prelude, embedded, positions)
         state = initial_state(input_ids, positions[None], config.hidden_size, seed).to(embedded.dtype)
         stopped = torch.zeros(input_ids.shape, dtype=torch.bool, device=input_ids.device)
+        survival = torch.ones(input_ids.shape, device=input_ids.device)
         reading, memory = Reading(state, turns=torch.zeros_like(input_ids)), [Memory(stopped) for _ in block]
         for turn in range(turns):
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
@@ -110,6 +154,9 @@ class Looped(nn.Module):
             reading.turns = reading.turns + ~stopped
             if config.exit_distance is not None:
                 stopped |= (new - state).norm(dim=-1) < config.exit_distance * new.norm(dim=-1)
+            if config.exit_probability is not None:  # the chance of an exit until now is 1 - survival
+                survival = survival * (1 - self.exit_chance(new))
+                stopped |= survival <= 1 - config.exit_probability
             state = new
             reading.states.append(state)
         reading.hidden = self.norm(run(coda, state, positions))
