@@ -206,7 +206,8 @@ def test_a_step_draws_turns_once_and_counts_their_cost() -> None:
     model = made(turns=6, backprop_turns=2).train()
     batch = {"input_ids": IDS[None], "labels": IDS[None]}
     seen, costs = set(), set()
-    once, turn = model._flops(batch)
+    prelude, turn, read = model._flops(batch)
+    once = prelude + read
     for seed in range(8):
         model.before_step(seed)
         losses = [model.training_loss(batch) for _ in range(2)]

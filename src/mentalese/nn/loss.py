@@ -50,8 +50,10 @@ def linear_nll(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor) -> T
     return linear_nll_sum(hidden, weight, targets)[1]
 
 
-def linear_nll_sum(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of all targets' negative log-likelihoods in nats, and each of them, float32 [n], 0 at -100.
+def linear_nll_sum(
+    hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, target_weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the weighted sum of all targets' negative log-likelihoods in nats, and each, float32 [n], 0 at -100.
 
     The sum is differentiable once, in `hidden` and `weight`. Under autocast the products are computed in its dtype, and
     probabilities, their sums and the nats in float32.
@@ -61,12 +63,14 @@ def linear_nll_sum(hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor) 
         weight: [v, d], or a module that maps [.., d] to [.., v]; gradients are computed only for weights that require
             them.
         targets: [n], ids; -100 is ignored, and of large tables on a CPU costs nothing.
+        target_weights: [n], of the sum, 0 at -100, not differentiated; `None`: 1.
     """
     head = _matrix(weight)
     if (kept := _counted(targets, head)) is not None:
-        total, nll = linear_nll_sum(hidden.index_select(0, kept), weight, targets[kept])
+        factors = None if target_weights is None else target_weights[kept]
+        total, nll = linear_nll_sum(hidden.index_select(0, kept), weight, targets[kept], target_weights=factors)
         return total, nll.new_zeros(len(targets)).index_copy_(0, kept, nll)
-    return _weighted_nll(hidden, head, targets, None)
+    return _weighted_nll(hidden, head, targets, target_weights)
 
 
 def _counted(targets: Tensor, head: PatchedMatrix | nn.Module) -> Tensor | None:

@@ -1,16 +1,18 @@
 """Recurrent depth, fast: padded rows, a cache, and any decoder of Hugging Face. `plain.py` has the method.
 
 Training draws r at each step and sends gradients through the last k turns. At test time r is any number, and a token
-may stop when its state hardly moves. Each turn has its own keys and values.
+may stop when its state hardly moves, or when a gate lets it exit. Each turn has its own keys and values.
 
 A token costs, with w weights of the linear maps of a layer, a its attention to L tokens, 2 L times the heads' width,
 d hidden size and v vocabulary, in multiply-adds:
 
     C(r) = (l_P + l_C) (w + a) + r (l_R (w + a) + 2 d^2) + d v
 
-A forward pass is 2 C(r) FLOPs, a step of training 6 C(r) less 4 for each turn without a gradient.
+A forward pass is 2 C(r) FLOPs, a step of training 6 C(r) less 4 for each turn without a gradient. With a gate, training
+runs the coda and the head after every turn.
 
-Sections and equations are the paper's. Letters in shapes: B rows of L tokens, d hidden size, r turns.
+Sections and equations are the paper's; those of the gate are Ouro's (`plain.py`). Letters in shapes: B rows of L
+tokens, d hidden size, r turns.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from transformers import initialization as init
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError
 from mentalese.families.looped.config import LoopedConfig
-from mentalese.families.looped.plain import drawn_turns, initial_state
+from mentalese.families.looped.plain import LEAST, SLOPE, drawn_turns, initial_state
 from mentalese.models.backbone import attention_masks, attention_width, linear_weights
 from mentalese.models.base import LossOutput, follows
 from mentalese.models.cache import FixedKeys, ThoughtCache, fixed_columns, write_at
@@ -41,6 +43,7 @@ from mentalese.models.trace import Shown, Thought, ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, attention_of
 from mentalese.models.wrapped import LayeredDecoder, TokenLayout
 from mentalese.nn.controls import controlled
+from mentalese.nn.loss import IGNORED, linear_nll, linear_nll_sum
 from mentalese.nn.noise import shared_seed
 
 DRAWS = 256  # of r, for the mean cost of a step
@@ -134,7 +137,7 @@ class LoopedEncoded(Encoded):
     Attributes:
         taken: [B, L], the number of turns of each token.
         states: s_t [B, L, d] after each turn, only for a trace.
-        by_turn: [B, L, d] for each turn, the input of the head if this turn were the last.
+        by_turn: [B, L, d] for each turn, the input of the head if this turn were the last; only for a trace all turns.
         moved: [B, L] for each turn, the distance that it moved the state, as a share of the state's length.
     """
 
@@ -142,6 +145,12 @@ class LoopedEncoded(Encoded):
     states: list[Tensor] = field(default_factory=list)
     by_turn: list[Tensor] = field(default_factory=list)
     moved: list[Tensor] = field(default_factory=list)
+
+
+def exit_distribution(gates: Tensor) -> Tensor:
+    """Return log p(t) [r, ..], the chances of an exit after each turn (Ouro, Eq. 3), for logits of lambda like them."""
+    go_on, last = F.logsigmoid(-gates[:-1]).cumsum(0), torch.zeros_like(gates[-1:])
+    return torch.cat((last, go_on)) + torch.cat((F.logsigmoid(gates[:-1]), last))
 
 
 class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
@@ -177,6 +186,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 self.layers[number] = SandwichLayer(layer)
             self.block_norm = copy.deepcopy(self.final_norm)
         self.adapter = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.exit_gate = nn.Linear(config.hidden_size, 1) if config.exit_entropy is not None else None
         self._step: int | None = None  # the seed of a training step
         self.post_init()
 
@@ -255,15 +265,16 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             positions = torch.arange(past, past + input_ids.shape[1], device=input_ids.device)[None]
         embedded = config.embedding_scale * self.get_input_embeddings()(input_ids)
         options = self._options(embedded, layout, positions, cache)
-        exit_distance = None if self.training else config.exit_distance
+        may_stop = config.may_stop and not self.training
         keys = cache
-        if cache is None and exit_distance is not None:  # needed after a token has stopped
+        if cache is None and may_stop:  # needed after a token has stopped
             keys = LoopedCache(config, slots=1)
 
         injected = self._run(prelude, embedded, options, keys)
         start = initial_state(input_ids, positions, config.hidden_size, seed).to(injected.dtype)
         state, encoded = start, LoopedEncoded(hidden=start)
         running = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
+        survival = torch.ones_like(input_ids, dtype=torch.float32)  # the chance that a token has not exited
         for turn in range(turns):
             if keys is not None:
                 keys.turn = turn
@@ -272,24 +283,28 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 new = self._run(block, self.adapter(torch.cat((read, injected), dim=-1)), options, keys)
                 new = new if self.block_norm is None else self.block_norm(new)  # R(e, s), section 3.2
             encoded.taken = running.long() if encoded.taken is None else encoded.taken + running
-            if not trace and exit_distance is None:
+            if not trace and not may_stop:
                 state = new
                 continue
-            change, length = (new - state).float().norm(dim=-1), new.float().norm(dim=-1)
-            state = new if exit_distance is None else torch.where(running[..., None], new, state)
+            change, length = (x.detach().float().norm(dim=-1) for x in (new - state, new))
+            state = torch.where(running[..., None], new, state) if may_stop else new
             if trace:
                 encoded.states.append(state)
                 encoded.moved.append((change / length).masked_fill(~running, 0.0))
-            if exit_distance is not None and keys is not None:
-                running = running & (change >= exit_distance * length)
+            if may_stop and keys is not None:
+                if config.exit_distance is not None:
+                    running = running & (change >= config.exit_distance * length)
+                elif self.exit_gate is not None and config.exit_probability is not None:
+                    survival = survival * torch.sigmoid(-self.exit_gate(new)[..., 0].float())
+                    running = running & (survival > 1 - config.exit_probability)
                 keys.stopped = ~running[:, None, :, None]
                 if not bool(running.any()):
                     keys.fill(input_ids.shape[1])
                     break
         if keys is not None:
             keys.stopped = None
-        encoded.by_turn = [self.final_norm(self._run(coda, seen, options, keys)) for seen in encoded.states]
-        encoded.hidden = self.final_norm(self._run(coda, state, options, keys))
+        encoded.by_turn = [self.final_norm(self._run(coda, seen, options, keys)) for seen in encoded.states or [state]]
+        encoded.hidden = encoded.by_turn[-1]
         if cache is not None:
             cache.advance(input_ids.shape[1])
         return encoded
@@ -329,29 +344,66 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         self._step = None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
-        return {"turns": (1, math.inf)}
+        return {"turns": (1, math.inf)} | ({} if self.exit_gate is None else {"gate_only": (1, 1)})
 
     def training_loss(self, batch: Batch, **settings: float) -> LossOutput:
         """Return the mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.
 
         Outside `mentalese train`, where steps are unknown, r is drawn for each batch, the same on all ranks; in
-        evaluation mode it is the mean.
+        evaluation mode it is the mean. With a gate r is not drawn, and the loss is Ouro's: see `_exit_loss`.
 
         Args:
-            settings: `turns`, the mean of r, instead of the config's.
+            settings: `turns`, the mean of r, instead of the config's; `gate_only`: the gate learns and the rest of
+                the model gets no gradient (Ouro, section 3.4).
         """
         mean = settings.pop("turns", self.config.turns)
+        gate_only = self.exit_gate is not None and bool(settings.pop("gate_only", 0))
         weights = self.target_weights(batch, **settings)
         turns, seed = round(mean), 0
         if self.training:
             seed = shared_seed() if self._step is None else self._step
-            turns = drawn_turns(mean, seed)
+            turns = drawn_turns(mean, seed) if self.exit_gate is None else turns
+        if self.exit_gate is not None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not gate_only):
+                encoded = self.encode(
+                    batch["input_ids"], batch.get("attention_mask"), trace=True, turns=turns, seed=seed
+                )
+            return self._exit_loss(encoded, batch["labels"], gate_only)
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), turns=turns, seed=seed)
         loss = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         return LossOutput(*loss, {"turns": loss[1].new_tensor(float(turns))}, encoded=lambda: encoded)
 
-    def _flops(self, batch: Batch) -> tuple[int, int]:
-        """Return the FLOPs of a forward pass without any turn, and of one turn."""
+    def _exit_loss(self, encoded: LoopedEncoded, labels: Tensor, gate_only: bool) -> LossOutput:
+        """Return the mean over targets of sum_t p(t) L_t - beta H(p) (Ouro, Eq. 4), or the gate's loss (Eq. 5, 6).
+
+        Metrics are the cross-entropy of the last turn, and the mean number of turns before an exit.
+        """
+        gate, beta = self.exit_gate, self.config.exit_entropy
+        assert gate is not None
+        assert beta is not None
+        gates = torch.stack([gate(state[:, :-1])[..., 0].float() for state in encoded.states])
+        log_p, turns = exit_distribution(gates), len(gates)
+        p = log_p.exp()
+        hidden = torch.stack(encoded.by_turn)[:, :, :-1].flatten(0, 2)  # of a turn's targets, then the next one's
+        targets = labels[:, 1:].expand(turns, -1, -1).flatten()
+        counted = (labels[:, 1:] != IGNORED).float()
+        share = counted / counted.sum().clamp(min=1)
+        if gate_only:
+            nll = linear_nll(hidden, self.loss_head(), targets).view_as(p)
+            label = torch.sigmoid(SLOPE * ((nll[:-1] - nll[1:]).clamp(min=0) - LEAST))
+            each = F.binary_cross_entropy_with_logits(-gates[1:], label, reduction="none").sum(0) / turns
+            loss = (share * each).sum()
+        else:
+            weights = (p.detach() * share).flatten()
+            loss, nll = linear_nll_sum(hidden, self.loss_head(), targets, target_weights=weights)
+            nll = nll.view_as(p)  # without a gradient: p gets its own by a term whose value is zero
+            loss = loss + (share * ((p - p.detach()) * nll + beta * p * log_p).sum(0)).sum()
+        number = torch.arange(1, turns + 1, device=p.device)[:, None, None]
+        metrics = {"nll": (share * nll[-1]).sum(), "turns": (share * number * p.detach()).sum()}
+        return LossOutput(loss, counted.sum(), metrics, encoded=lambda: encoded)
+
+    def _flops(self, batch: Batch) -> tuple[int, int, int]:
+        """Return the FLOPs of a forward pass before the turns, of one turn, and of coda and head."""
         rows, length = batch["input_ids"].shape
         config, inner = self.config, self.backbone.config
         prelude, block, coda = (
@@ -359,27 +411,36 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             + len(part) * (2 * length * attention_width(inner) // inner.num_hidden_layers)
             for part in config.parts
         )
-        once = prelude + coda + self.output_weight().numel()
-        return 2 * rows * length * once, 2 * rows * length * (block + 2 * config.hidden_size**2)
+        tokens = 2 * rows * length
+        turn = block + 2 * config.hidden_size**2
+        return tokens * prelude, tokens * turn, tokens * (coda + self.output_weight().numel())
 
     def forward_flops(self, batch: Batch) -> int:
         """See `LanguageModel.forward_flops`; at `config.turns`, without early stops."""
-        once, turn = self._flops(batch)
-        return once + self.config.turns * turn
+        once, turn, read = self._flops(batch)
+        gate = 0 if self.config.exit_probability is None else 2 * batch["input_ids"].numel() * self.config.hidden_size
+        return once + self.config.turns * (turn + gate) + read
 
     def training_flops(self, batch: Batch, **settings: float) -> int:
         """See `LanguageModel.training_flops`; at the r of the step, outside a step at the mean of r."""
         mean = settings.pop("turns", self.config.turns)
+        once, turn, read = self._flops(batch)
         seeds = range(DRAWS) if self._step is None else (self._step,)
         samples = [drawn_turns(mean, seed) for seed in seeds]
+        if self.exit_gate is not None:  # every turn is read
+            samples = [round(mean)]
+            read = samples[0] * (read + 2 * batch["input_ids"].numel() * self.config.hidden_size)
+            if settings.pop("gate_only", 0):
+                return once + samples[0] * turn + read
         with_gradient = sum(min(r, self.config.backprop_turns) for r in samples)
-        once, turn = self._flops(batch)
-        return 3 * once + turn * (sum(samples) + 2 * with_gradient) // len(samples)
+        return 3 * (once + read) + turn * (sum(samples) + 2 * with_gradient) // len(samples)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
         protocol: dict[str, object] = {"turns": self.config.turns}
         if self.config.exit_distance is not None:
             protocol["exit_distance"] = self.config.exit_distance
+        if self.config.exit_probability is not None:
+            protocol["exit_probability"] = self.config.exit_probability
         return protocol
 
     # -- traces ------------------------------------------------------------------------------------------------------
