@@ -19,7 +19,7 @@ from mentalese import Recipe, TrainConfig, get_recipe, recipes
 from mentalese.data.layouts import QuestionAnswer
 
 FOLDER = Path(__file__).parent
-MODES = ["latent_thought/tiny-langevin", "latent_thought/tiny-vae"]  # other ways to train than the `tiny` recipe's
+MODES = ["latent_thought/tiny-langevin", "latent_thought/tiny-vae", "looped/tiny-exit"]  # other ways to train
 TINY = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
 
 

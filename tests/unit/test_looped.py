@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mentalese import get_recipe
@@ -17,13 +19,14 @@ from mentalese.analyses.figures import write_figure
 from mentalese.errors import InputError
 from mentalese.families.looped import plain
 from mentalese.families.looped.config import BACKBONES, LoopedConfig
-from mentalese.families.looped.figures import DOCUMENTS
-from mentalese.families.looped.model import LoopedForCausalLM
+from mentalese.families.looped.figures import DOCUMENTS, EXIT_DOCUMENTS
+from mentalese.families.looped.model import LoopedForCausalLM, exit_distribution
 from mentalese.families.looped.plain import Keep, Looped, drawn_turns, initial_state
 from mentalese.families.looped.recipes import grown, shape_of
 from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.saved import load
+from mentalese.testing.runs import rotary_flops
 from support import saved, shrink, training_losses
 
 BACKBONE = {
@@ -36,6 +39,7 @@ BACKBONE = {
     "max_position_embeddings": 32,
     "tie_word_embeddings": True,
 }
+GATED = {"exit_entropy": 0.1, "exit_probability": 0.7}
 IDS = torch.tensor([3, 7, 7, 1, 9, 4, 0, 5])
 ROWS = torch.stack((IDS, IDS.flip(0).roll(3)))
 
@@ -66,8 +70,9 @@ def plain_of(model: LoopedForCausalLM) -> Looped:
         {"turns": 1},
         {"prelude_layers": 0, "coda_layers": 0},
         {"turns": 6, "exit_distance": 0.4},
+        {"turns": 6, **GATED},
     ],
-    ids=["sandwich", "own", "truncated", "once", "block-alone", "exit"],
+    ids=["sandwich", "own", "truncated", "once", "block-alone", "exit", "gate"],
 )
 def test_the_model_is_the_plain_one(fields: dict[str, Any]) -> None:
     model = made(**fields)
@@ -77,11 +82,20 @@ def test_the_model_is_the_plain_one(fields: dict[str, Any]) -> None:
     assert torch.equal(encoded.taken, reading.turns)
     for state, expected in zip(encoded.states, reading.states):
         torch.testing.assert_close(state, expected, atol=1e-6, rtol=1e-6)
-    if "exit_distance" in fields:
+    if model.config.may_stop:
         assert len(set(encoded.taken.flatten().tolist())) > 1, "the test shows nothing if all tokens stop together"
 
 
-@pytest.mark.parametrize("fields", [{}, {"turns": 5, "backprop_turns": 2}, {"norms": "own"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"turns": 5, "backprop_turns": 2},
+        {"norms": "own"},
+        {"exit_entropy": 0.3},
+        {"turns": 5, "backprop_turns": 2, "exit_entropy": 0.3, "prelude_layers": 0, "coda_layers": 0},
+    ],
+)
 def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
     model = made(**fields)
     expected = plain_of(model)
@@ -93,15 +107,72 @@ def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-6, msg=name)
 
 
-def test_the_plain_model_trains_by_itself() -> None:
+def test_a_gate_learns_as_the_plain_one_and_nothing_else_does() -> None:
+    """Zhu et al. (arXiv 2510.25741), Eq. 5 and 6: the second stage trains the gate of a frozen model."""
+    model = made(exit_entropy=0.3)
+    expected = plain_of(model)
+    output = model.training_loss({"input_ids": ROWS, "labels": ROWS}, gate_only=1)
+    output.loss.backward()
+    loss = expected.gate_loss(ROWS, 0, model.config.turns)
+    loss.backward()
+    torch.testing.assert_close(output.loss, loss, check_dtype=False)
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == name.startswith("exit_gate."), name
+    for one, other in zip(model.exit_gate.parameters(), expected.exit_gate.parameters()):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_the_chances_of_exits_add_up_to_one(turns: int) -> None:
+    """Zhu et al., Eq. 3; the gate of the last turn has no part in it."""
+    gates = 4 * torch.randn(turns, 3, 7)
+    p = exit_distribution(gates).exp()
+    torch.testing.assert_close(p.sum(0), torch.ones(3, 7))
+    chances = gates.sigmoid()
+    for t in range(turns):
+        expected = (1 - chances[:t]).prod(0) * (chances[t] if t < turns - 1 else 1)
+        torch.testing.assert_close(p[t], expected)
+
+
+def test_entropy_alone_teaches_a_gate_to_exit_anywhere() -> None:
+    """Zhu et al., Eq. 4: with a large beta, exits after all turns become equally likely (the uniform prior)."""
+    model, batch = made(exit_entropy=100.0).float(), {"input_ids": ROWS, "labels": ROWS}
+    optimizer = torch.optim.Adam(model.exit_gate.parameters(), lr=0.05)
+    for _ in range(200):
+        optimizer.zero_grad()
+        output = model.training_loss(batch)
+        output.loss.backward()
+        optimizer.step()
+    entropy = (output.metrics["nll"] - output.loss) / 100  # what is left is at most a hundredth of the losses
+    assert entropy.item() == pytest.approx(math.log(4), abs=0.1)
+
+
+@pytest.mark.parametrize(("probability", "turns"), [(0.0, 1), (1.0, 6)])
+def test_a_gate_stops_all_tokens_at_zero_and_none_at_one(probability: float, turns: int) -> None:
+    gated = made(turns=6, exit_entropy=0.1, exit_probability=probability)
+    encoded = gated.encode(ROWS)
+    assert encoded.taken.unique().tolist() == [turns]
+    gated.config.exit_probability, gated.config.turns = None, turns
+    torch.testing.assert_close(encoded.hidden, gated.encode(ROWS).hidden)
+
+
+@pytest.mark.parametrize("fields", [{}, {"exit_entropy": 0.1}])
+def test_the_plain_model_trains_by_itself(fields: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = Looped(made().config)
+    model = Looped(made(**fields).config)
     losses = training_losses(model, lambda seed: model.loss(ROWS, seed), steps=30)
     assert losses[-1] < 0.5 * losses[0]
 
 
 @pytest.mark.parametrize(
-    "fields", [{"cache_turns": 2}, {"cache_turns": 3, "exit_distance": 0.4}, {"exit_distance": 0.4}]
+    "fields",
+    [
+        {"cache_turns": 2},
+        {"cache_turns": 3, "exit_distance": 0.4},
+        {"exit_distance": 0.4},
+        {"cache_turns": 3} | GATED,
+        GATED,
+    ],
 )
 def test_one_token_after_the_other_is_the_plain_one(fields: dict[str, Any]) -> None:
     """With fewer slots than turns, a token reads what later turns of earlier tokens have left (section 6.2)."""
@@ -146,11 +217,14 @@ def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
         position = every[i : i + 1]
         x = config.embedding_scale * model.embed_tokens(token.view(1, 1))
         injected = plain.run(prelude, x, position, [slots.at(0, i) for slots in once[: len(prelude)]])
-        state = starts[:, i : i + 1]
+        state, survival = starts[:, i : i + 1], 1.0
         for turn in range(config.turns):
             new = model.turn(state, injected, position, [slots.at(turn % count, i) for slots in often])
             small = config.exit_distance is not None and (new - state).norm() < config.exit_distance * new.norm()
             state = new
+            if config.exit_probability is not None:
+                survival *= 1 - model.exit_chance(state).item()
+                small = 1 - survival >= config.exit_probability
             if small:
                 break
         for slots in often:
@@ -160,8 +234,9 @@ def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
     return torch.stack(hidden)
 
 
-def test_a_token_stops_at_the_same_turn_in_any_batch() -> None:
-    model = made(turns=6, exit_distance=0.4)
+@pytest.mark.parametrize("fields", [{"exit_distance": 0.4}, GATED])
+def test_a_token_stops_at_the_same_turn_in_any_batch(fields: dict[str, Any]) -> None:
+    model = made(turns=6, **fields)
     other = torch.tensor([2, 2, 8, 6, 1])
     rows = torch.stack((IDS, torch.nn.functional.pad(other, (3, 0))))
     mask = torch.tensor([[1] * 8, [0] * 3 + [1] * 5])
@@ -222,6 +297,21 @@ def test_a_step_draws_turns_once_and_counts_their_cost() -> None:
     assert float(model.training_loss(batch, turns=1.0).metrics["turns"]) == 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"gate_only": 1}])
+def test_a_step_with_a_gate_costs_what_pytorch_counts(settings: dict[str, float]) -> None:
+    model = made(turns=3, exit_entropy=0.1).float().train()
+    batch = {"input_ids": IDS[None], "labels": IDS[None]}
+    for seed in range(2):  # it always takes all turns, and reads each
+        model.before_step(seed)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model.training_loss(batch, **settings).loss.backward()
+        assert model.training_flops(batch, **settings) == pytest.approx(counter.get_total_flops(), rel=0.05)
+    model.config.exit_probability = 1.0
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.eval()(IDS[None], use_cache=False)
+    assert model.forward_flops(batch) == counter.get_total_flops() - rotary_flops(counter)
+
+
 def test_a_cache_knows_the_turns_it_was_written_at() -> None:
     model = made(turns=3)
     cache = model(IDS[None], use_cache=True).past_key_values
@@ -238,6 +328,10 @@ def test_a_cache_knows_the_turns_it_was_written_at() -> None:
         ({"backprop_turns": 0}, "looped.backprop_turns is 0"),
         ({"exit_distance": 0.0}, "looped.exit_distance is 0.0"),
         ({"cache_turns": 0}, "looped.cache_turns is 0"),
+        ({"exit_entropy": -0.1}, "looped.exit_entropy is -0.1"),
+        ({"exit_entropy": 0.1, "exit_probability": 1.5}, "looped.exit_probability is 1.5"),
+        ({"exit_probability": 0.5}, "looped.exit_probability is 0.5: the model has no gate"),
+        (GATED | {"exit_distance": 0.1}, "looped.exit_probability is 0.7: tokens stop by exit_distance already"),
         ({"turns": 1, "thought_control": "removed"}, "no thoughts to control"),
         ({"backbone": {"model_type": "gpt2"}}, "looped.backbone.model_type is 'gpt2'"),
     ],
@@ -322,3 +416,24 @@ def test_the_figure_has_perplexity_at_every_number_of_turns(corpus: Path, tmp_pa
     once = saved(tmp_path / "once", recipe, turns=1)
     with pytest.raises(InputError, match="has no block that is run several times"):
         write_figure("looped/turns", [str(once)], tmp_path / "once.svg")
+
+
+def test_the_figure_of_exits_has_a_score_for_every_threshold(corpus: Path, tmp_path: Path) -> None:
+    gated, plain_ = (shrink(get_recipe(name), corpus) for name in ("looped/tiny-exit", "looped/tiny"))
+    runs = [
+        saved(tmp_path / "gated", gated),
+        saved(tmp_path / "other", gated, exit_probability=0.5),
+        saved(tmp_path / "plain", plain_),
+    ]
+    write_figure("looped/exits", [str(run) for run in runs], tmp_path / "exits.svg")
+    one, other, control = json.loads((tmp_path / "exits.json").read_text())["models"]
+    assert "exit_probability" not in control
+    assert one["exit_probability"] == other["exit_probability"], "the figure sets the rule, not the model"
+    assert [taken for _, taken, _ in one["turns"]] == [1, 2, 3, 4]
+    turns = [taken for _, taken, _ in one["exit_probability"]]
+    assert turns == sorted(turns)
+    assert turns[0] < turns[-1]
+    read = load(str(runs[1])).scored_by(max_documents=EXIT_DOCUMENTS)
+    values, _, perplexities = zip(*one["exit_probability"])
+    score = read.perplexity(read.split("test")).perplexity
+    assert perplexities[values.index(0.5)] == pytest.approx(score, rel=1e-5)

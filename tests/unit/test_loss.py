@@ -50,6 +50,19 @@ def test_loss_and_gradients_are_those_of_the_plain_form(n: int, chunk: int, igno
     torch.testing.assert_close(nll, reference, atol=1e-5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("few", [0, loss_module._FEW], ids=["without ignored rows", "all rows"])
+def test_a_weighted_sum_comes_with_the_nats_of_each_target(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_FEW", few)
+    inputs = problem()
+    weights = inputs["target_weights"] = inputs["target_weights"] * (inputs["targets"] != IGNORED)
+    total, nll = linear_nll_sum(**inputs)
+    torch.testing.assert_close(nll, linear_nll_reference(inputs["hidden"], inputs["weight"], inputs["targets"]))
+    expected = linear_cross_entropy_reference(**inputs) * weights.sum()
+    torch.testing.assert_close(total, expected)
+    for actual, reference in zip(gradients(total, inputs), gradients(expected, inputs)):
+        torch.testing.assert_close(actual, reference, atol=1e-6, rtol=1e-5)
+
+
 def test_rows_at_once_fit_the_memory_of_the_device() -> None:
     inputs = problem(1500)
     expected, device = linear_cross_entropy_reference(**inputs), PretendedDevice()

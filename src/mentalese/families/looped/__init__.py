@@ -15,8 +15,9 @@ FAMILY = Family(
         "looped": {
             "backprop_turns": {"backprop_turns": 1},
             "exit_distance": {"exit_distance": 2.0},
+            "exit_probability": {"exit_entropy": 0.05},
             "cache_turns": "what generation keeps; a pass over a whole text keeps nothing",
         }
     },
-    tested={"looped/tiny": {"steady": {"turns": 1}}},
+    tested={"looped/tiny": {"steady": {"turns": 1}}, "looped/tiny-exit": {}},
 )

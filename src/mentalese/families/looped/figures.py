@@ -1,15 +1,17 @@
-"""Figures of recurrent depth: scores by turns at test time, and the distance that each turn moves the state.
+"""Figures of recurrent depth: scores by turns at test time, how far turns move the state, and rules that stop tokens.
 
-Figures 1, 7 and 11 of Geiping et al. (arXiv 2502.05171). Without an exit, the state after t of r turns equals the state
-after t turns in total, so that one pass over a text gives every number of turns.
+Figures 1, 7 and 11 of Geiping et al. (arXiv 2502.05171), and rules of exit (Zhu et al., arXiv 2510.25741, section
+5.4.1). Without an exit, the state after t of r turns equals the state after t turns in total, so that one pass over a
+text gives every number of turns.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mentalese.analyses.drawing import Drawing, Figure, Numbers, canvas, footnote, line_style, percent_axis
+from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas, footnote, line_style, percent_axis
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.values import temporarily
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 DOCUMENTS = 32  # first documents or questions of the test split
 BEYOND = 4  # largest number of turns, in units of training's
+EXIT_DOCUMENTS = 200
+THRESHOLDS: dict[str, Sequence[float]] = {
+    "exit_distance": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2),
+    "exit_probability": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99),
+}
+RULES = {"turns": ("fixed turns", ":"), "exit_distance": ("distance", "--"), "exit_probability": ("gate", "-")}
 
 
 def turns(paths: list[str]) -> Drawing:
@@ -27,12 +35,7 @@ def turns(paths: list[str]) -> Drawing:
 
     The movement is a share of the state's length, averaged over tokens. A dashed line marks the mean turns of training.
     """
-    from mentalese.models.saved import load
-
-    models = [load(path).scored_by(max_documents=DOCUMENTS) for path in paths]
-    for saved in models:
-        if saved.model.config.model_type != "looped" or saved.model.config.turns == 1:
-            raise InputError(f"{saved.path} has no block that is run several times: use a looped model with turns")
+    models = _models(paths, DOCUMENTS)
     qa = [saved.layout.questions for saved in models]
     if len(set(qa)) > 1:
         raise InputError(f"{paths[qa.index(True)]} answers questions and others do not: draw them separately")
@@ -60,6 +63,74 @@ def turns(paths: list[str]) -> Drawing:
     left.legend()
     footnote(picture, f"first {DOCUMENTS} of the test split; dashed: the mean of training")
     return picture, numbers
+
+
+def exits(paths: list[str]) -> Drawing:
+    """Draw perplexity by the mean number of turns, where a gate, the distance rule or nothing stops tokens.
+
+    Runs of one recipe are its seeds: a point is a mean over them. On the right, the mean number of turns by threshold.
+    """
+    models = _models(paths, EXIT_DOCUMENTS)
+    numbers: Numbers = {"models": []}
+    for saved in models:
+        rules = {"turns": range(1, saved.model.config.turns + 1), **THRESHOLDS}
+        if saved.model.config.exit_entropy is None:
+            del rules["exit_probability"]
+        scores = {rule: [_stopped(saved, rule, value) for value in values] for rule, values in rules.items()}
+        name = saved.path if saved.recipe is None else saved.recipe.name
+        numbers["models"].append({"path": saved.path, "label": name, **scores})
+    picture, ((left, right),) = canvas(1, 2, 10, 3.8)
+    for color, label in zip(COLORS, dict.fromkeys(each["label"] for each in numbers["models"])):
+        seeds = [each for each in numbers["models"] if each["label"] == label]
+        for rule, (title, line) in RULES.items():
+            if rule not in seeds[0]:
+                continue
+            points = [[sum(each) / len(seeds) for each in zip(*same)] for same in zip(*(seed[rule] for seed in seeds))]
+            values, taken, perplexity = zip(*points)
+            style = {"color": color, "linestyle": line, "marker": ".", "label": f"{label}: {title}"}
+            left.plot(taken, perplexity, **style)
+            if rule != "turns":
+                right.plot(values, taken, **style)
+    left.set(title="test perplexity", xlabel="mean turns")
+    right.set(title="mean turns", xlabel="threshold: the exit's probability, or the share of the state's length")
+    left.legend(fontsize=7)
+    footnote(picture, f"first {EXIT_DOCUMENTS} documents of the test split")
+    return picture, numbers
+
+
+def _models(paths: list[str], documents: int) -> list[Saved]:
+    """Return the looped models, which score so many documents; raise `InputError` for other models."""
+    from mentalese.models.saved import load
+
+    models = [load(path).scored_by(max_documents=documents) for path in paths]
+    for saved in models:
+        if saved.model.config.model_type != "looped" or saved.model.config.turns == 1:
+            raise InputError(f"{saved.path} has no block that is run several times: use a looped model with turns")
+    return models
+
+
+def _stopped(saved: Saved, rule: str, value: float) -> tuple[float, float, float]:
+    """Return the threshold, the mean number of turns of the tokens that predict another, and perplexity."""
+    import torch
+
+    from mentalese.data.batch import to_device
+    from mentalese.data.evaluation import evaluation_batches
+    from mentalese.families.looped.model import LoopedForCausalLM
+    from mentalese.nn.loss import IGNORED
+
+    model = saved.model
+    assert isinstance(model, LoopedForCausalLM)
+    taken, nats, scored = 0, 0.0, 0
+    fields: dict[str, object] = {"exit_distance": None, "exit_probability": None, rule: value}
+    with temporarily(model.config, **fields), torch.no_grad():
+        for batch in evaluation_batches(saved.split("test"), saved.layout, saved.evaluation, saved.tokenizer):
+            batch = to_device(batch, saved.device)
+            encoded = model.encode(batch["input_ids"], batch.get("attention_mask"))
+            assert encoded.taken is not None
+            counted = batch["labels"][:, 1:] != IGNORED
+            taken, scored = taken + int(encoded.taken[:, :-1][counted].sum()), scored + int(counted.sum())
+            nats += float(model.next_token_nll(encoded.hidden, batch["labels"]).sum())
+    return value, taken / scored, math.exp(nats / scored)
 
 
 def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], dict[int, float]]:
@@ -102,5 +173,6 @@ def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
 
 
 FIGURES = {
-    "turns": Figure("perplexity or accuracy by turns at test, and how far each turn moves the state", "RUN ...", turns)
+    "turns": Figure("perplexity or accuracy by turns at test, and how far each turn moves the state", "RUN ...", turns),
+    "exits": Figure("perplexity by mean turns, where a gate or the distance rule stops tokens", "RUN ...", exits),
 }

@@ -11,8 +11,8 @@ d hidden size and v vocabulary, in multiply-adds:
 A forward pass is 2 C(r) FLOPs, a step of training 6 C(r) less 4 for each turn without a gradient. With a gate, training
 runs the coda and the head after every turn.
 
-Sections and equations are the paper's; those of the gate are Ouro's (`plain.py`). Letters in shapes: B rows of L
-tokens, d hidden size, r turns.
+Sections and equations are the paper's, or named as Ouro's (`plain.py`). Letters in shapes: B rows of L tokens, d
+hidden size, r turns.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
 
     @property
     def limits(self) -> Limits:
-        return Limits(static_cache=None, loss="drawn numbers of turns")
+        loss = "drawn numbers of turns" if self.exit_gate is None else "turns before the last one"
+        return Limits(static_cache=None, loss=loss)
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -274,7 +275,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         start = initial_state(input_ids, positions, config.hidden_size, seed).to(injected.dtype)
         state, encoded = start, LoopedEncoded(hidden=start)
         running = torch.ones_like(input_ids, dtype=torch.bool) if layout.real is None else layout.real
-        survival = torch.ones_like(input_ids, dtype=torch.float32)  # the chance that a token has not exited
+        survival: Tensor | float = 1.0  # the chance that a token has not exited
         for turn in range(turns):
             if keys is not None:
                 keys.turn = turn
@@ -344,7 +345,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         self._step = None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
-        return {"turns": (1, math.inf)} | ({} if self.exit_gate is None else {"gate_only": (1, 1)})
+        ranges = {"turns": (1.0, math.inf), "gate_only": (1.0, 1.0)}
+        return ranges if self.exit_gate is not None else {"turns": ranges["turns"]}
 
     def training_loss(self, batch: Batch, **settings: float) -> LossOutput:
         """Return the mean next-token cross-entropy after r turns (section 3.3), in training mode drawn for the step.

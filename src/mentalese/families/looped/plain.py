@@ -110,8 +110,9 @@ class Looped(nn.Module):
         for turn, (state, loss) in enumerate(zip(reading.states, self.losses(reading, input_ids)), 1):
             chance = self.exit_chance(state[:, :-1]) if turn < turns else torch.ones(())
             p = chance * survival  # Eq. 3
-            expected, entropy = expected + p * loss, entropy - p * p.log()
+            expected, entropy = expected + p * loss, entropy + torch.special.entr(p)
             survival = survival * (1 - chance)
+        assert self.config.exit_entropy is not None
         return (expected - self.config.exit_entropy * entropy).mean()
 
     def gate_loss(self, input_ids: Tensor, seed: int, turns: int) -> Tensor:
@@ -128,6 +129,7 @@ class Looped(nn.Module):
 
     def exit_chance(self, state: Tensor) -> Tensor:
         """Return lambda [batch, length], the chance that a token in this state exits now (Ouro, section 3.2)."""
+        assert self.exit_gate is not None
         return torch.sigmoid(self.exit_gate(state))[..., 0]
 
     def losses(self, reading: Reading, input_ids: Tensor) -> list[Tensor]:

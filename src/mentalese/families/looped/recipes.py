@@ -5,15 +5,18 @@
     -once       the same layers without the loop: one turn
     -unrolled   equal FLOPs without sharing: every turn has its own layers
     -swapped    equal FLOPs with sharing: a turn reads the state of a token of another text
+
+`gated(recipe)` is the same model with a gate that lets tokens exit.
 """
 
 from __future__ import annotations
 
+from mentalese.data.layouts import Packed
 from mentalese.errors import require
 from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
 from mentalese.families.baselines.recipes import TINY as GPT2_TINY
 from mentalese.families.baselines.recipes import llama, twin
-from mentalese.recipe import Fields, Recipe
+from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
 """Layers of a trained decoder -> prelude, block and coda that McLeish et al. (arXiv 2511.07384) make of them: of
@@ -92,6 +95,13 @@ def variants(recipe: Recipe) -> list[Recipe]:
     return [recipe.replace(baseline=twins[0].name), *twins]
 
 
+def gated(recipe: Recipe) -> Recipe:
+    """Return the recipe with a gate; beta as in most of Ouro's training (arXiv 2510.25741, Table 1)."""
+    description = f"{recipe.name} with a gate that lets tokens exit"
+    name = f"{recipe.name}-exit"
+    return recipe.replace(name=name, description=description, model={"exit_entropy": 0.05}, baseline=recipe.name)
+
+
 TINY = twin(
     GPT2_TINY,
     "looped/tiny",
@@ -108,4 +118,28 @@ SMALL = twin(
     looped(llama(384, 6, layers=6, mlp=1024, key_value_heads=6, tied=True, context=1024, theta=50_000.0), 8),
 )
 
-RECIPES = [*variants(TINY), *variants(SMALL)]
+PRODUCTS = Recipe(
+    name="looped/products",
+    description="a layer with one head, 4 times, on products of permutations and their steps: two looks back",
+    model=looped(
+        llama(64, 1, layers=1, mlp=192, key_value_heads=1, tied=True, context=256, theta=10_000.0),
+        4,
+        prelude_layers=0,
+        coda_layers=0,
+    ),
+    data=DataConfig(source="builtin:composition:length=3-4,count=12000", tokenizer="bpe:512"),
+    layout=Packed(sequence_length=128, batch_size=16),
+    optimizer=OptimizerConfig(learning_rate=0.01, warmup=0.1),
+    train=TrainConfig(tokens=800_000),
+    evaluation=EvaluationConfig(max_documents=200, max_test_documents=200),
+)
+
+GATE = gated(PRODUCTS).replace(
+    name="looped/products-gate",
+    description="Ouro's second stage, the gate of a trained looped/products-exit: set train.init to that run",
+    baseline=None,
+    train={"tokens": 150_000},  # less than an epoch: the frozen model's validations tie, and the first would be kept
+    phases=(Phase(model={"gate_only": 1}),),
+)
+
+RECIPES = [*variants(TINY), gated(TINY), *variants(SMALL), PRODUCTS, gated(PRODUCTS), GATE]
