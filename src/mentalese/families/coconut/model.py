@@ -320,12 +320,14 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         cache: ThoughtCache | None = None,
         trace: bool = False,
         output_hidden_states: bool = False,
+        embedded: Tensor | None = None,
     ) -> CoconutEncoded:
         """Return final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
             trace: no effect, since latents are always returned.
             output_hidden_states: also return the states of every layer; the first are the inputs, tokens and latents.
+            embedded: [B, L, d], read instead of the embeddings of tokens, by families whose tokens are merged.
 
         Raises:
             InputError: a latent before any token, or latents of a row that are not contiguous.
@@ -353,7 +355,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             keep_levels=output_hidden_states,
             checkpoint=self._checkpoint if self.training and cache is None else None,
         )
-        embedded = self.get_input_embeddings()(input_ids.gather(1, places.source))
+        if embedded is None:
+            embedded = self.get_input_embeddings()(input_ids.gather(1, places.source))
+        else:
+            embedded = embedded.gather(1, places.source[..., None].expand(-1, -1, embedded.shape[2]))
         encoded = CoconutEncoded(hidden=embedded, is_latent=is_latent)
         levels = [self._think(encoded, places, read, state)]
         levels += [torch.cat(level, dim=1) for level in zip(*read.levels)]

@@ -1,0 +1,136 @@
+"""Questions whose written steps are between the markers of latents, for the model to merge or to think instead.
+
+    training, scores   question, <start>, steps, <end>, ### answer
+    questions          question, <start>                             the model thinks, and ends thinking
+                       question, <start>, latents, <end>             if their number is set
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
+from mentalese.data.rows import Rows
+from mentalese.errors import require
+from mentalese.families.coconut.questions import require_steps
+from mentalese.values import NonNegative, checked_dataclass
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
+    from mentalese.data.split import Split
+
+
+@checked_dataclass("layout")
+class CompressedSteps(RowLayout):
+    """Rows of one question with its steps between markers and its answer; everything after `<start>` is predicted.
+
+    Attributes:
+        sequence_length: the most tokens per row, before they are merged.
+        batch_size: questions per optimiser step, over all ranks and micro-batches.
+        latents: the number of latents of questions and scores (`--latents`); `None`: the model ends thinking, and
+            scores read the written steps. Training has `None`.
+        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves them
+            out, of every split, and reports their number.
+    """
+
+    latents: NonNegative | None = None
+    too_long: Literal["error", "skip"] = "error"
+
+    kind = "qa_compressed"
+    questions = True
+
+    @property
+    def _records(self) -> QuestionAnswer:
+        """The layout whose rows have `<start>`, latents and `<end>` in front of the steps, or instead of them."""
+        sizes = {name: getattr(self, name) for name in ("sequence_length", "batch_size", "too_long")}
+        return QuestionAnswer(stage=0 if self.latents is None else 1, latents=self.latents or 0, **sizes)
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_latents(self) -> bool:
+        return True
+
+    def asked(self) -> dict[str, int | None]:
+        return {"stage": None, "latents": self.latents}
+
+    def at(self, stage: int | None, latents: int | None) -> Layout:
+        require(stage is None, "stage", stage, "layout 'qa_compressed' has no stage; remove it")
+        return self if latents is None else dataclasses.replace(self, latents=latents)
+
+    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        return self._records.special_ids(tokenizer)
+
+    def fitting(self, split: Split) -> np.ndarray | None:
+        return self._records.fitting(split)
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        super().check(split, tokenizer, ranks, micro_batches)
+        remedy = "training merges written steps; remove it, and ask with --latents"
+        require(self.latents is None, "layout.latents", self.latents, remedy)
+        self._records.check(split, tokenizer, ranks, micro_batches)
+        require_steps(self.kind, split)
+
+    def without_steps(self, split: Split) -> int:
+        return self._records.without_steps(split)
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        return self._records.training_rows(split, generator)
+
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        return self._records.evaluation_rows(split, evaluation)
+
+    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        return self._records.question_rows(split, evaluation)
+
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        """With the end of thinking."""
+        return self._records.answer_lengths(split) + 1
+
+    def assemble(
+        self,
+        split: Split,
+        rows: Rows,
+        tokenizer: PreTrainedTokenizerBase,
+        scored: Literal["lexical", "all"] | None = None,
+        *,
+        left: bool = False,
+    ) -> Batch:
+        """Return the batch of every layout; in training the end of thinking has a label too."""
+        import torch
+
+        batch = super().assemble(split, rows, tokenizer, scored, left=left)
+        if left:  # questions, whose last column is <end>
+            return batch if self.latents is not None else {name: values[:, :-1] for name, values in batch.items()}
+        assert rows.rest is not None
+        assert rows.gap is not None
+        steps = split.segments[np.searchsorted(split.segments, rows.stop) - 1] - rows.rest
+        first = rows.target - rows.start + rows.gap - 1  # the column of <end>, which moves behind the steps
+        column, first, last = np.arange(batch["input_ids"].shape[1]), first[:, None], (first + steps)[:, None]
+        source = np.where(column == last, first, column + ((column >= first) & (column < last)))
+        batch = {name: values.gather(1, torch.from_numpy(source)) for name, values in batch.items()}
+        if scored is None:
+            is_end = torch.from_numpy(column == last)
+            batch["labels"] = torch.where(is_end, batch["input_ids"], batch["labels"])
+        return batch
+
+    # -- prompts -------------------------------------------------------------------------------------------------------
+
+    def prompt_text(self, prompt: str) -> str:
+        return self._records.prompt_text(prompt)
+
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        row = self._records.prompt_row(text, encoder)
+        return row if self.latents is not None else row[:-1]
+
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        return self._records.protocol(evaluation, data)
