@@ -320,18 +320,27 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         cache: ThoughtCache | None = None,
         trace: bool = False,
         output_hidden_states: bool = False,
-        embedded: Tensor | None = None,
     ) -> CoconutEncoded:
         """Return final hidden states [B, L, d], zero at padding, from where `cache` left off; the cache moves on.
 
         Args:
             trace: no effect, since latents are always returned.
             output_hidden_states: also return the states of every layer; the first are the inputs, tokens and latents.
-            embedded: [B, L, d], read instead of the embeddings of tokens, by families whose tokens are merged.
 
         Raises:
             InputError: a latent before any token, or latents of a row that are not contiguous.
         """
+        return self._encode(input_ids, attention_mask, cache, output_hidden_states)
+
+    def _encode(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        cache: ThoughtCache | None,
+        output_hidden_states: bool,
+        embedded: Tensor | None = None,
+    ) -> CoconutEncoded:
+        """Return what `encode` does; `embedded` [B, L, d] is read instead of the embeddings of tokens."""
         remedy = "nothing is a latent; use the token that marks one (`mentalese grow` adds it to a tokenizer)"
         self.config.require(self.config.latent_token_id is not None, "latent_token_id", remedy)
         state = {} if cache is None else cache.state

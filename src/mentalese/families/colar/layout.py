@@ -1,8 +1,10 @@
-"""Questions whose written steps are between the markers of latents, for the model to merge or to think instead.
+"""Questions whose written steps are between the markers of latents; the model merges them, or thinks in their place.
 
-    training, scores   question, <start>, steps, <end>, ### answer
-    questions          question, <start>                             the model thinks, and ends thinking
-                       question, <start>, latents, <end>             if their number is set
+    training, scores      question, <start>, steps, <end>, ### answer
+    questions             question, <start>
+    if `latents` is set   question, <start>, latents, <end>
+
+After a question the model makes its latents and ends them.
 """
 
 from __future__ import annotations

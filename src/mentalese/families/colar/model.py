@@ -1,6 +1,6 @@
 """CoLaR on Coconut's passes, cache and generation; written steps are merged before the decoder reads them.
 
-`plain.py` has the method. Steps are found by tokens: they are what is between the markers of latents and is no latent.
+`plain.py` has the method. Steps are all tokens between the markers of latents, except latents.
 Latents in a row are made by the model, one after the other.
 
 Letters in shapes: B rows of L tokens, W columns after merging, N latents, d hidden size.
@@ -94,19 +94,26 @@ def merge(steps: Tensor, real: Tensor, factor: int) -> Columns | None:
     return Columns(first[:, :width], count[:, :width], read, state, at, grouped.gather(1, at))
 
 
-@dataclass(kw_only=True)
-class ColarEncoded(CoconutEncoded):
-    """What Coconut computes, and the latents of written steps.
+@dataclass
+class Merged:
+    """The latents of a batch's written steps.
 
     Attributes:
-        columns: the columns of the decoder; `None` without written steps.
-        before: [B, N, d], the states before the latents of written steps.
-        merged: [B, N, d], these latents.
+        columns: the columns of the decoder.
+        before: [B, N, d], the state before each latent.
+        vectors: [B, N, d], the latents.
     """
 
-    columns: Columns | None = None
-    before: Tensor | None = None
-    merged: Tensor | None = None
+    columns: Columns
+    before: Tensor
+    vectors: Tensor
+
+
+@dataclass(kw_only=True)
+class ColarEncoded(CoconutEncoded):
+    """What Coconut computes, and the latents of written steps, if there are any."""
+
+    merged: Merged | None = None
 
 
 class Thinking(LogitsProcessor):
@@ -183,38 +190,34 @@ class ColarForCausalLM(CoconutForCausalLM):
         """
         factor = factor or self.config.factor
         real = self.real_tokens(input_ids, attention_mask, cache)
-        embedded, options = self._embedded(input_ids, factor), {"output_hidden_states": output_hidden_states}
+        embedded = self._embedded(input_ids, factor)
         columns = self._columns(input_ids, real, factor, given=latents is not None)
         if columns is None:
-            read = super().encode(input_ids, attention_mask, cache=cache, embedded=embedded, **options)
-            return ColarEncoded(**vars(read))
-        ids, inputs = input_ids.gather(1, columns.first), _columns_of(embedded, columns.first)
+            encoded = self._encode(input_ids, attention_mask, cache, output_hidden_states, embedded)
+            return ColarEncoded(**vars(encoded))
         _, latent, end = _markers(self.config)
+        ids, inputs = input_ids.gather(1, columns.first), _columns_of(embedded, columns.first)
         if latents is None:
-            merged = self._merge(input_ids, columns, factor)
+            vectors = self._merge(input_ids, columns, factor)
         else:
             most = columns.at.shape[1]
             require(latents.shape[1] >= most, "latents", [*latents.shape], f"a row of input_ids has {most} latents")
-            merged, ids = latents[:, :most], ids.masked_fill(ids == latent, end)  # the model makes none
+            vectors, ids = latents[:, :most], ids.masked_fill(ids == latent, end)  # the model makes none
         removed = self.get_input_embeddings()(torch.tensor(latent, device=ids.device))
-        vectors = controlled(merged, self.config.thought_control, removed, "columns").to(inputs.dtype)
-        vectors = torch.where(columns.grouped[..., None], vectors, _columns_of(inputs, columns.at))
-        inputs = inputs.scatter(1, columns.at[..., None].expand_as(vectors), vectors)
-        mask = (columns.count > 0).long()
+        read = controlled(vectors, self.config.thought_control, removed, "columns").to(inputs.dtype)
+        read = torch.where(columns.grouped[..., None], read, _columns_of(inputs, columns.at))
+        inputs = inputs.scatter(1, columns.at[..., None].expand_as(read), read)
+        seen = 0 if cache is None else cache.seen_tokens
+        mask = F.pad((columns.count > 0).long(), (seen, 0), value=1)
+        encoded = self._encode(ids, mask, cache, output_hidden_states, inputs)
         if cache is not None:
-            mask = F.pad(mask, (cache.seen_tokens, 0), value=1)
-        encoded = ColarEncoded(**vars(super().encode(ids, mask, cache=cache, embedded=inputs, **options)))
-        if cache is not None:
-            cache.seen_tokens += input_ids.shape[1] - ids.shape[1]
-        encoded.columns, encoded.merged = columns, merged
-        encoded.before = _columns_of(encoded.hidden, (columns.at - 1).clamp(min=0))
-        padding = ~real[..., None]
-        encoded.hidden = _columns_of(encoded.hidden, columns.state).masked_fill(padding, 0.0)
-        if encoded.hidden_states is not None:
-            levels = (_columns_of(level, columns.state) for level in encoded.hidden_states)
-            encoded.hidden_states = tuple(level.masked_fill(padding, 0.0) for level in levels)
+            cache.seen_tokens = seen + input_ids.shape[1]
+        before = _columns_of(encoded.hidden, (columns.at - 1).clamp(min=0))
+        levels = (encoded.hidden, *(encoded.hidden_states or ()))
+        levels = tuple(_columns_of(level, columns.state).masked_fill(~real[..., None], 0.0) for level in levels)
+        encoded.hidden, encoded.hidden_states = levels[0], levels[1:] or None
         encoded.is_latent = (input_ids == latent) & real
-        return encoded
+        return ColarEncoded(**vars(encoded), merged=Merged(columns, before, vectors))
 
     def _columns(self, ids: Tensor, real: Tensor, factor: int, *, given: bool = False) -> Columns | None:
         """Return the columns of tokens [B, L] with written steps, or with `given` latents; `None` without any."""
@@ -278,15 +281,12 @@ class ColarForCausalLM(CoconutForCausalLM):
         """
         temperature = self.config.latent_temperature
         self.config.require(temperature > 0, "latent_temperature", "latents are not sampled; set a larger one")
-        encoded = self.encode(input_ids, attention_mask, latents=latents)
-        if encoded.columns is None:
+        merged, scale = self.encode(input_ids, attention_mask, latents=latents).merged, self._scale()
+        if merged is None:
             return latents.new_zeros(len(latents), 0)
-        assert encoded.before is not None
-        assert encoded.merged is not None
-        mean, log_std = self.latent_head(encoded.before)
-        scale = self._scale()
+        mean, log_std = self.latent_head(merged.before)
         normal = torch.distributions.Normal(scale * mean, scale * temperature * log_std.exp())
-        return normal.log_prob(encoded.merged).sum(-1).masked_fill(~encoded.columns.grouped, 0.0)
+        return normal.log_prob(merged.vectors).sum(-1).masked_fill(~merged.columns.grouped, 0.0)
 
     @torch.no_grad()
     def generate(self, *inputs: Any, logits_processor: Any = None, **options: Any) -> Any:
@@ -311,7 +311,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         self._step = None
 
     def _drawn_factor(self) -> int:
-        """Return c: drawn for a step, outside `mentalese train` for a batch on all ranks; in evaluation the config's."""
+        """Return c: in training drawn, for a step or, outside `mentalese train`, for a batch on all ranks."""
         if not self.training:
             return self.config.factor
         seed = shared_seed() if self._step is None else self._step
@@ -337,25 +337,25 @@ class ColarForCausalLM(CoconutForCausalLM):
         CoconutForCausalLM.target_weights(self, batch, **settings)
         ids, labels, factor = batch["input_ids"], batch["labels"], self._drawn_factor()
         encoded = self.encode(ids, batch.get("attention_mask"), factor=factor)
-        ntp, weight = self.next_token_loss(encoded.hidden, labels, self._weights(ids, encoded.columns))
-        latent = self._latent_loss(encoded, labels).sum() / weight.clamp(min=1)
+        columns = None if encoded.merged is None else encoded.merged.columns
+        ntp, weight = self.next_token_loss(encoded.hidden, labels, self._weights(ids, columns))
+        latent = weight.new_zeros(()) if encoded.merged is None else self._latent_loss(encoded.merged, labels)
+        latent = latent / weight.clamp(min=1)
         metrics = {"ntp": ntp.detach(), "latent": latent.detach(), "factor": weight.new_tensor(float(factor))}
         output = LossOutput(ntp + self.config.latent_weight * latent, weight, metrics, encoded=lambda: encoded)
         return self._all_trained(self._all_trained(output, self.latent_head), self.speed)
 
-    def _latent_loss(self, encoded: ColarEncoded, labels: Tensor) -> Tensor:
-        """Return the losses [B, N] of the latents of written steps, means over channels; 0 if a group has no label."""
-        columns, before, merged = encoded.columns, encoded.before, encoded.merged
-        if columns is None or before is None or merged is None:
-            return labels.new_zeros(len(labels), 0, dtype=torch.float32)
-        mean, log_std = (values.float() for values in self.latent_head(before))
-        error = merged.detach().float() / self._scale() - mean
+    def _latent_loss(self, merged: Merged, labels: Tensor) -> Tensor:
+        """Return the sum over latents, except of groups without labels, of their losses, means over channels."""
+        mean, log_std = (values.float() for values in self.latent_head(merged.before))
+        error = merged.vectors.detach().float() / self._scale() - mean
         if self.config.latent_loss == "nll":
             loss = log_std + 0.5 * (error / log_std.exp()) ** 2
         else:
             loss = error**2 + log_std.exp() ** 2 - self.config.entropy_weight * log_std
+        columns = merged.columns
         counted = labels.gather(1, columns.first.gather(1, columns.at)) != IGNORED
-        return loss.mean(-1).masked_fill(~(columns.grouped & counted), 0.0)
+        return loss.mean(-1).masked_fill(~(columns.grouped & counted), 0.0).sum()
 
     def _flops(self, batch: Batch, factor: int) -> tuple[int, int]:
         """Return the FLOPs of a forward pass, and of the latent head in training."""
@@ -381,15 +381,15 @@ class ColarForCausalLM(CoconutForCausalLM):
     # -- traces ------------------------------------------------------------------------------------------------------
 
     def fill(self, traces: list[ThoughtTrace], encoded: CoconutEncoded, real: Tensor) -> None:
-        """Add latents: the model's own as Coconut does, those of written steps with the tokens they are merged from."""
+        """Add latents: the model's own as Coconut does, and merged ones, each with the tokens that it stands for."""
         super().fill(traces, encoded, real)
-        if not isinstance(encoded, ColarEncoded) or encoded.columns is None or encoded.merged is None:
+        if not isinstance(encoded, ColarEncoded) or encoded.merged is None:
             return
-        columns = encoded.columns
-        first, count = columns.first.gather(1, columns.at).tolist(), columns.count.gather(1, columns.at).tolist()
+        columns, vectors = encoded.merged.columns, encoded.merged.vectors.detach()
+        first, count = (values.gather(1, columns.at).tolist() for values in (columns.first, columns.count))
         for row, trace in enumerate(traces):
             for number in range(int(columns.grouped[row].sum())):
-                vector, start = encoded.merged[row, number].detach(), first[row][number]
+                vector, start = vectors[row, number], first[row][number]
                 end, nearest = start + count[row][number], self._nearest(vector)
                 trace.thoughts.append(Thought(vector, start, end, "latent", nearest=nearest))
 

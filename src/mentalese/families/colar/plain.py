@@ -46,6 +46,7 @@ class Colar(nn.Module):
         super().__init__()
         assert config.latent_start_token_id is not None, "set the markers of latents"
         assert config.latent_end_token_id is not None, "set the markers of latents"
+        assert config.latent_token_id is not None, "set the markers of latents"
         self.config = config
         self.start, self.end = config.latent_start_token_id, config.latent_end_token_id
         self.backbone = AutoModelForCausalLM.from_config(config.backbone_config, trust_remote_code=False)
@@ -92,7 +93,7 @@ class Colar(nn.Module):
         inputs, latents = self.prompt(question, factor), []
         for _ in range(self.config.max_latents):
             state = self.read(inputs)[-1]
-            if output_head_of(self.backbone)(state).softmax(-1)[self.end] > 0.5:
+            if self.words(state).softmax(-1)[self.end] > 0.5:
                 break
             mean, log_std = self.latent_head(state)
             noise = self.config.latent_temperature * torch.randn_like(mean)
@@ -100,7 +101,7 @@ class Colar(nn.Module):
             inputs = torch.cat((inputs, latents[-1][None]))
         inputs, tokens = torch.cat((inputs, self.embed(torch.tensor([self.end])))), []
         for _ in range(max_new_tokens):
-            tokens.append(output_head_of(self.backbone)(self.read(inputs)[-1]).argmax())
+            tokens.append(self.words(self.read(inputs)[-1]).argmax())
             inputs = torch.cat((inputs, self.embed(tokens[-1][None])))
             if tokens[-1] == eos_token_id:
                 break
@@ -112,7 +113,7 @@ class Colar(nn.Module):
         return torch.cat((self.embed(question), start))
 
     def merge(self, group: Tensor) -> Tensor:
-        """Return the vector [hidden] of a group of tokens [c]: a sum whose variance is that of one embedding."""
+        """Return the vector [hidden] of a group of tokens [c]: a sum with the variance of one embedding."""
         return self.embed(group).sum(0) / math.sqrt(len(group))
 
     def scale(self) -> Tensor:
@@ -121,6 +122,12 @@ class Colar(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.backbone.get_input_embeddings()(tokens)
+
+    def words(self, state: Tensor) -> Tensor:
+        """Return logits [vocabulary] after a state [hidden]; the token that marks latents is never written."""
+        logits = output_head_of(self.backbone)(state)
+        logits[self.config.latent_token_id] = -math.inf
+        return logits
 
     def read(self, inputs: Tensor) -> Tensor:
         """Return the final hidden states [length, hidden] of vectors [length, hidden]."""
