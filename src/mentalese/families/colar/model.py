@@ -234,7 +234,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         """Return the embeddings [.., d] of tokens; the start of thinking also has the factor."""
         is_start = (ids == self.config.latent_start_token_id)[..., None]
         vectors = self.get_input_embeddings()(ids)
-        return vectors + (is_start * math.log2(factor)).to(vectors.dtype) * self.speed.weight[0]
+        return vectors + (is_start * math.log2(factor)).to(vectors.dtype) * self.speed(torch.zeros_like(ids[..., 0]))[..., None, :]
 
     def _merge(self, ids: Tensor, columns: Columns, factor: int) -> Tensor:
         """Return the latents [B, N, d] of groups of tokens [B, L]: the sum of embeddings over sqrt(c)."""
@@ -249,9 +249,9 @@ class ColarForCausalLM(CoconutForCausalLM):
 
     def _scale(self) -> Tensor:
         """Return the root mean square of the embeddings, the unit of the latent head."""
-        weight = self.get_input_embeddings().weight
-        assert isinstance(weight, Tensor)
-        return weight.detach().square().mean(dtype=torch.float32).sqrt()
+        with torch.no_grad():
+            table = self.get_input_embeddings()(torch.arange(self.config.vocab_size, device=self.device))
+        return table.square().mean(dtype=torch.float32).sqrt()
 
     def _thought(self, hidden: Tensor) -> Tensor:
         mean, log_std = self.latent_head(hidden)

@@ -118,7 +118,7 @@ class Colar(nn.Module):
 
     def scale(self) -> Tensor:
         """Return the root mean square of the embeddings."""
-        return self.backbone.get_input_embeddings().weight.detach().square().mean().sqrt()
+        return self.embed(torch.arange(self.config.vocab_size)).detach().square().mean().sqrt()
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.backbone.get_input_embeddings()(tokens)

@@ -73,6 +73,6 @@ COMPOSITION = Recipe(
 """The suite's questions, decoder and epochs, on which Coconut and CODI are compared."""
 
 RECIPES = [
-    *variants(TINY, factor=2, max_latents=8),
+    *variants(TINY, factor=5, max_latents=6),
     *variants(COMPOSITION, factor=2, max_factor=4, max_latents=16),
 ]
