@@ -10,6 +10,7 @@ FAMILY = Family(
     description="CoLaR: thoughts that each stand for several tokens of written steps, as many as asked for",
     recipes=f"{_HERE}.recipes:RECIPES",
     grow=f"{_HERE}.config:grown",
+    figures=f"{_HERE}.figures:FIGURES",
     classes={"colar": (f"{_HERE}.config:ColarConfig", f"{_HERE}.model:ColarForCausalLM")},
     signs={"colar": {"latent": None}},
     layouts={"qa_compressed": f"{_HERE}.layout:CompressedSteps"},

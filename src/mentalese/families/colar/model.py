@@ -126,7 +126,9 @@ class Thinking(LogitsProcessor):
         """Return the scores [B, vocabulary] of the next token after tokens [B, L]."""
         start, latent, end = _markers(self.config)
         thinks = (input_ids[:, -1] == start) | (input_ids[:, -1] == latent)
-        goes_on = scores.index_fill(1, torch.tensor([end], device=scores.device), -math.inf).logsumexp(1)
+        others = scores.clone()
+        others[:, end] = -math.inf
+        goes_on = others.logsumexp(1)
         goes_on = goes_on.masked_fill((input_ids == latent).sum(1) >= self.config.max_latents, -math.inf)
         thinking = torch.full_like(scores, -math.inf)
         thinking[:, latent], thinking[:, end] = goes_on, scores[:, end]
@@ -203,7 +205,7 @@ class ColarForCausalLM(CoconutForCausalLM):
             most = columns.at.shape[1]
             require(latents.shape[1] >= most, "latents", [*latents.shape], f"a row of input_ids has {most} latents")
             vectors, ids = latents[:, :most], ids.masked_fill(ids == latent, end)  # the model makes none
-        removed = self.get_input_embeddings()(torch.tensor(latent, device=ids.device))
+        removed = self.get_input_embeddings()(torch.full((), latent, device=ids.device))
         read = controlled(vectors, self.config.thought_control, removed, "columns").to(inputs.dtype)
         read = torch.where(columns.grouped[..., None], read, _columns_of(inputs, columns.at))
         inputs = inputs.scatter(1, columns.at[..., None].expand_as(read), read)
@@ -249,8 +251,7 @@ class ColarForCausalLM(CoconutForCausalLM):
 
     def _scale(self) -> Tensor:
         """Return the root mean square of the embeddings, the unit of the latent head."""
-        with torch.no_grad():
-            table = self.get_input_embeddings()(torch.arange(self.config.vocab_size, device=self.device))
+        table = self.get_input_embeddings()(torch.arange(self.config.vocab_size, device=self.device)).detach()
         return table.square().mean(dtype=torch.float32).sqrt()
 
     def _thought(self, hidden: Tensor) -> Tensor:
@@ -341,7 +342,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         ntp, weight = self.next_token_loss(encoded.hidden, labels, self._weights(ids, columns))
         latent = weight.new_zeros(()) if encoded.merged is None else self._latent_loss(encoded.merged, labels)
         latent = latent / weight.clamp(min=1)
-        metrics = {"ntp": ntp.detach(), "latent": latent.detach(), "factor": weight.new_tensor(float(factor))}
+        metrics = {"ntp": ntp.detach(), "latent": latent.detach(), "factor": torch.full_like(weight, factor)}
         output = LossOutput(ntp + self.config.latent_weight * latent, weight, metrics, encoded=lambda: encoded)
         return self._all_trained(self._all_trained(output, self.latent_head), self.speed)
 
