@@ -208,8 +208,8 @@ def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, c
 
 @pytest.mark.parametrize(
     "words",
-    ["coconut", "coconut --mode agclr", "coconut --config step_decoder_layers=1", "codi", "conceptlm"],
-    ids=["coconut", "agclr", "sim-cot", "codi", "conceptlm"],
+    ["coconut", "coconut --mode agclr", "coconut --config step_decoder_layers=1", "codi", "colar", "conceptlm"],
+    ids=["coconut", "agclr", "sim-cot", "codi", "colar", "conceptlm"],
 )
 def test_grown_models_predict_as_their_base(words: str, base: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["grow", str(base), "--family", *words.split(), "--out", str(tmp_path / "out")]) == 0

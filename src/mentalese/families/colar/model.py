@@ -236,7 +236,8 @@ class ColarForCausalLM(CoconutForCausalLM):
         """Return the embeddings [.., d] of tokens; the start of thinking also has the factor."""
         is_start = (ids == self.config.latent_start_token_id)[..., None]
         vectors = self.get_input_embeddings()(ids)
-        return vectors + (is_start * math.log2(factor)).to(vectors.dtype) * self.speed(torch.zeros_like(ids[..., 0]))[..., None, :]
+        share = (is_start * math.log2(factor)).to(vectors.dtype)
+        return vectors + share * self.speed(torch.zeros_like(ids))
 
     def _merge(self, ids: Tensor, columns: Columns, factor: int) -> Tensor:
         """Return the latents [B, N, d] of groups of tokens [B, L]: the sum of embeddings over sqrt(c)."""
