@@ -1,24 +1,28 @@
 """Reinforcement learning on a model with latent thoughts: GRPO from TRL, with right answers as the reward.
 
 pip install trl
-python examples/reinforce_latents.py [MODEL] [--source SOURCE] [--steps N] [--out FOLDER]
+python examples/reinforce_latents.py [MODEL] [--source SOURCE] [--thought-noise SCALE] [--steps N] [--out FOLDER]
 
 MODEL is a Coconut or AGCLR model that was trained on questions: a run's folder (also of a model that `mentalese grow`
-made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 5 of its 12 epochs, which with
+made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 4.3 of its 12 epochs, which with
 what follows takes three minutes of CPU; or the recipe of another task of the suite (--source builtin:reachability).
 
-Latents are computed, not drawn: the same question has the same thoughts. What GRPO explores is the answers, which are
-sampled. Its loss reads question, latents and answer in one pass, so that the gradient of an answer's log-probability
-passes through the latents into the passes that made them: good answers change the thoughts, too.
+GRPO explores answers, which are sampled. Latents are computed, not drawn: the same question has the same thoughts.
+`--thought-noise` samples them, too: each answer has its own normal noise on its latents. GRPO's loss reads question,
+latents and answer in one pass, so that the gradient of an answer's log-probability passes through the latents into the
+passes that made them: good answers change the thoughts, too.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
+from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
 import mentalese
@@ -26,6 +30,7 @@ from mentalese.data.tokenizers import decode
 from mentalese.evaluation.answer_rule import AnswerRule, final_answer
 from mentalese.models.checkpoints import save_model
 from mentalese.models.text_tokenizer import text_tokenizer
+from mentalese.nn.controls import Noise
 from mentalese.values import temporarily
 
 COMPOSITION = "builtin:composition:length=4-5,count=12000"
@@ -41,7 +46,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def trained(source: str, epochs: int, out: Path) -> mentalese.Saved:
+def trained(source: str, epochs: float, out: Path) -> mentalese.Saved:
     """The suite's Coconut for a task, stopped early, so that there is something left to learn."""
     task = source.removeprefix("builtin:").partition(":")[0]
     return mentalese.train(f"{task}/coconut", f"data.source={source}", f"train.epochs={epochs}", out=out, resume=True)
@@ -63,9 +68,51 @@ def reward(completions: list[str], right: list[str], **_: Any) -> list[float]:
     return [float(rule.equal(final_answer(text), answer)) for text, answer in zip(completions, right)]
 
 
-def trainer(saved: mentalese.Saved, out: Path, **settings: Any) -> GRPOTrainer:
+class DrawnNoise:
+    """Noise on latents that is drawn once, and is the same when the latents are computed again.
+
+    Args:
+        scale: the noise's standard deviation in root mean squares of the latents.
+        drawn: the noise [rows, hidden] of each latent; `None`: it is drawn when a latent is first computed.
+    """
+
+    def __init__(self, scale: float, drawn: list[Tensor] | None = None) -> None:
+        self.scale, self.drawn = scale, drawn or []
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+        if numbers == len(self.drawn):
+            self.drawn.append(Noise(self.scale).read(thoughts, removed, numbers) - thoughts)
+        return thoughts + self.drawn[numbers]
+
+
+class SampledThoughts(GRPOTrainer):
+    """GRPO on latents that are sampled around the model's own.
+
+    Given its noise, an answer's log-probability is a function of the weights, as without noise. So GRPO's gradient is
+    the gradient of the expected reward over answers and noise. The trainer shuffles rows between generation and
+    training: the noise is part of a row.
+    """
+
+    def __init__(self, *arguments: Any, thought_noise: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.thought_noise = thought_noise
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        noise = DrawnNoise(self.thought_noise)
+        with temporarily(self.model.config, thought_control=noise):
+            rows = super()._generate_and_score_completions(inputs)
+        return rows | {"noise": torch.stack(noise.drawn, dim=1)}
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        noise = DrawnNoise(self.thought_noise, [*inputs["noise"].unbind(1)])
+        with temporarily(self.model.config, thought_control=noise):
+            return super()._compute_loss(model, inputs)
+
+
+def trainer(saved: mentalese.Saved, out: Path, thought_noise: float = 0.0, **settings: Any) -> GRPOTrainer:
     """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
-    return GRPOTrainer(
+    kind = partial(SampledThoughts, thought_noise=thought_noise) if thought_noise else GRPOTrainer
+    return kind(
         saved.model,
         reward,
         args=GRPOConfig(str(out), **SETTINGS | {"max_completion_length": saved.evaluation.answer_tokens} | settings),
@@ -87,7 +134,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model", nargs="?", help="default: one is trained")
     options.add_argument("--source", help=f"questions; default: the model's own, or {COMPOSITION}")
-    options.add_argument("--epochs", type=int, default=5, help="of the model that is trained")
+    options.add_argument("--epochs", type=float, default=4.3, help="of the model that is trained")
+    options.add_argument("--thought-noise", type=float, default=0.0, help="on latents, in root mean squares of theirs")
     options.add_argument("--steps", type=int, default=200, help="of GRPO")
     options.add_argument("--seed", type=int, default=0, help="of GRPO")
     options.add_argument("--out", type=Path, default=Path("runs/reinforce"))
@@ -100,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not (saved.layout.questions and saved.model.config.model_type == "coconut"):
         raise mentalese.InputError(f"{saved.path} is no Coconut model that answers questions: use one")
     report("before", saved)
-    trainer(saved, given.out, max_steps=given.steps, seed=given.seed).train()
+    trainer(saved, given.out, given.thought_noise, max_steps=given.steps, seed=given.seed).train()
     saved.model.eval()
     report("after", saved)
     save_model(given.out / "after", saved.model, saved.tokenizer, recipe=saved.recipe.to_dict())

@@ -19,6 +19,7 @@ from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import Coconut
+from mentalese.values import temporarily
 from support import module_at, saved, sharing, shrink
 
 pytest.importorskip("trl")
@@ -116,6 +117,71 @@ def test_the_gradient_goes_through_the_latents(
     assert distance(cut, expected(before, opened.tokenizer, rows)) > 0.05
 
 
+def sampled(
+    example: Any, opened: Any, out: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> tuple[Any, list[Any]]:
+    """The gradients of one step with sampled latents, and its rows: prompt and answer, the answer's length, noise."""
+    rows: list[Any] = []
+    scored = example.SampledThoughts._generate_and_score_completions
+
+    def keep(self: Any, inputs: Any) -> Any:
+        made = scored(self, inputs)
+        masks = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1).bool()
+        for number, ids in enumerate(torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)):
+            answer = int(made["completion_mask"][number].sum())
+            rows.append((ids[masks[number]], answer, made["advantages"][number], made["noise"][number]))
+        return made
+
+    monkeypatch.setattr(example.SampledThoughts, "_generate_and_score_completions", keep)
+    monkeypatch.setattr(example, "trainer", partial(example.trainer, thought_noise=2.0, **settings))
+    found, _ = step(example, opened, out, monkeypatch)
+    return found, rows
+
+
+def noisy_logits(example: Any, model: Any, row: Any, noise: torch.Tensor) -> torch.Tensor:
+    """The logits of the answer's tokens [n, vocabulary] of one row under a noise [latents, hidden]."""
+    ids, answer, *_ = row
+    with temporarily(model.config, thought_control=example.DrawnNoise(2.0, [*noise[:, None]])):
+        return model(ids[None]).logits[0, -answer - 1 : -1]
+
+
+@pytest.mark.parametrize("folder", ["coconut", "agclr"], indirect=True)
+def test_each_answer_trains_under_its_own_noise(
+    example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = mentalese.load(folder, "cpu")
+    before = copy.deepcopy(opened.model)
+    found, rows = sampled(example, opened, tmp_path / "out", monkeypatch)
+
+    def gradients(noises: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        before.zero_grad()
+        for row, noise in zip(rows, noises):
+            ids, answer, advantage, _ = row
+            chances = noisy_logits(example, before, row, noise).log_softmax(-1)
+            said = chances[torch.arange(answer), ids[-answer:]]
+            (-advantage * said.mean() / len(rows)).backward()
+        return {name: p.grad.clone() for name, p in before.named_parameters() if p.grad is not None}
+
+    noises = [noise for *_, noise in rows]
+    assert distance(found, gradients(noises)) < 1e-4
+    assert distance(found, gradients(noises[1:] + noises[:1])) > 0.05
+
+
+def test_each_answer_is_sampled_under_its_own_noise(
+    example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = mentalese.load(folder, "cpu")
+    before = copy.deepcopy(opened.model)
+    _, rows = sampled(example, opened, tmp_path / "out", monkeypatch, temperature=1e-4)
+    for row in rows:
+        ids, answer, _, noise = row
+        assert noisy_logits(example, before, row, noise).argmax(-1).tolist() == ids[-answer:].tolist()
+    questions: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    for ids, answer, *_ in rows:
+        questions.setdefault(tuple(ids[:-answer].tolist()), set()).add(tuple(ids[-answer:].tolist()))
+    assert max(len(answers) for answers in questions.values()) > 1
+
+
 def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path: Path) -> None:
     opened = mentalese.load(folder, "cpu")
     split, asked = opened.split("train"), example.questions(opened)
@@ -130,14 +196,20 @@ def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path:
     assert example.reward(texts, ["cab"] * 5) == [1.0, 1.0, 0.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("options", [[], ["--thought-noise", "0.1"]], ids=["own", "sampled"])
 def test_the_example_runs(
-    example: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: Any,
+    folder: Path,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(example, "reward", lambda completions, **_: [float(len(set(text))) for text in completions])
     monkeypatch.setattr(example, "SETTINGS", example.SETTINGS | FEW)
     monkeypatch.setattr(mentalese, "answer", partial(mentalese.answer, documents=50))
     before = mentalese.load(folder, "cpu").model.state_dict()
-    example.main([str(folder), "--steps", "2", "--out", str(tmp_path / "out")])
+    example.main([str(folder), "--steps", "2", "--out", str(tmp_path / "out"), *options])
     line = r"^(before|after): ([\d.]+)% of (\d+) test questions, [\d.]+% without thoughts"
     said = re.findall(line, capsys.readouterr().out, re.MULTILINE)
     assert [when for when, *_ in said] == ["before", "after"]

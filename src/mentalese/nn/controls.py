@@ -1,14 +1,15 @@
 """Controls: replacements for a model's own thoughts, at the same cost.
 
 A gain that remains under a control does not come from the thoughts. The same control serves in training, as a baseline
-that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`). Of a trained model,
-`OneThought` controls a single thought of each row (which thought matters?), and `Noise` samples thoughts.
+that keeps the cost and the effect on optimisation, and on a trained model (`mentalese ablate`). Any `Control` can
+take the place of a name in the config of a trained model: `OneThought` controls a single thought of each row (which
+thought matters?), and `Noise` samples thoughts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -16,9 +17,15 @@ from torch import Tensor
 ThoughtControl = Literal["removed", "swapped", "noisy"]
 CONTROLS: tuple[ThoughtControl, ...] = get_args(ThoughtControl)
 
-
 Numbers = int | Tensor | Literal["columns"]
 """The number of a call's thoughts [rows, ..]; of thoughts [rows, n, ..] the numbers, int64 [rows, n] or 0 to n - 1."""
+
+
+class Control(Protocol):
+    """A replacement for thoughts."""
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
+        """Return the thoughts [rows, ..] that a model reads; arguments as in `controlled`."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,11 @@ class Noise:
     """Normal noise on all thoughts, of `scale` times their root mean square: thoughts that are sampled."""
 
     scale: float
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
+        """Return the thoughts [rows, ..] plus noise, whose standard deviation has no gradient."""
+        deviation = self.scale * thoughts.detach().float().square().mean().sqrt()
+        return thoughts + deviation.to(thoughts.dtype) * torch.randn_like(thoughts)
 
 
 @dataclass
@@ -71,7 +83,7 @@ class OneThought:
 
 def controlled(
     thoughts: Tensor,
-    control: str | Noise | OneThought | None,
+    control: str | Control | None,
     removed: Tensor | float = 0.0,
     numbers: Numbers | None = None,
 ) -> Tensor:
@@ -80,21 +92,17 @@ def controlled(
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
             another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
-            with their root mean square; `Noise`: with a share of it. `OneThought`: one of these for one thought of
-            each row.
+            with their root mean square. Or any other `Control`.
         removed: the constant, a value or of a shape that fits.
         numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
             thought of every row.
     """
     if control is None:
         return thoughts
-    if isinstance(control, OneThought):
-        return control.read(thoughts, removed, numbers)
     if control == "noisy":
         control = Noise(1.0)
-    if isinstance(control, Noise):
-        scale = control.scale * thoughts.detach().float().square().mean().sqrt().to(thoughts.dtype)
-        return thoughts + scale * torch.randn_like(thoughts)
+    if not isinstance(control, str):
+        return control.read(thoughts, removed, numbers)
     if control == "swapped" and len(thoughts) > 1:
         return thoughts.roll(1, 0)
     constant = torch.as_tensor(removed, dtype=thoughts.dtype, device=thoughts.device)
