@@ -14,10 +14,10 @@ from __future__ import annotations
 import dataclasses
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer, processors
-from transformers import AutoTokenizer, BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy
 
@@ -28,6 +28,9 @@ from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_temp
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
+
+if TYPE_CHECKING:  # loads all that models need
+    from transformers import PreTrainedModel
 
 MODULE = "mentalese_tokenizer"
 ABOUT = "mentalese"
