@@ -60,7 +60,8 @@ def test_text_ends_after_a_stop_string(opened: Saved) -> None:
         return
     inputs = opened.encode("She")
     start, options = inputs["input_ids"].shape[1], {"max_new_tokens": 12, "pad_token_id": 0}
-    words = [opened.tokenizer.decode(token) for token in model.generate(**inputs, **options)[0, start:]]
+    generated = model.generate(**inputs, **options)[0, start:]
+    words = [opened.tokenizer.decode(token, skip_special_tokens=True) for token in generated]
     last = next(number for number, word in enumerate(words) if word and "\ufffd" not in word)
     options |= {"stop_strings": [words[last]], "tokenizer": opened.tokenizer}
     assert model.generate(**inputs, **options).shape[1] == start + last + 1
