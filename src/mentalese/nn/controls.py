@@ -44,8 +44,8 @@ class Noise:
 class OneThought:
     """A control of one thought of each row, while a model reads a batch; its other thoughts stay its own.
 
-    It takes the place of a name in `config.thought_control`. Thoughts are numbered from 0 in the order in which the
-    model makes them.
+    It takes the place of a name in `config.thought_control`. Thoughts of a call are numbered from 0 in the order in
+    which the model makes them: read a text in one call.
 
     Attributes:
         number: the number of the thought, or int64 [rows]; -1: none.
