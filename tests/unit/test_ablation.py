@@ -174,9 +174,9 @@ def test_answers_of_others_count_only_if_they_differ() -> None:
 @pytest.mark.parametrize(
     ("name", "names"),
     [
-        ("thought_gestalt/tiny", ["0 back", "1 back"]),
+        pytest.param("thought_gestalt/tiny", ["0 back", "1 back"], marks=pytest.mark.slow),
         ("conceptlm/tiny", ["0 back", "1 back"]),
-        ("latent_thought/tiny", ["thought 1", "thought 2"]),
+        pytest.param("latent_thought/tiny", ["thought 1", "thought 2"], marks=pytest.mark.slow),
         ("looped/tiny", ["thought 1"]),
     ],
 )
@@ -193,6 +193,7 @@ def test_thoughts_of_texts_are_replaced_one_by_one(name: str, names: list[str], 
     assert changed == (names[1:] if name == "thought_gestalt/tiny" else names)
 
 
+@pytest.mark.slow
 def test_the_mean_of_one_thought_is_over_its_tokens(tmp_path: Path, corpus: Path) -> None:
     model = load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)))
     split = model.split("train")
@@ -214,10 +215,13 @@ def test_the_mean_of_one_thought_is_over_its_tokens(tmp_path: Path, corpus: Path
         ("looped/tiny-questions", "each is True: the model answers without latents, remove it"),
     ],
 )
-def test_thoughts_that_cannot_be_counted_are_refused(name: str, message: str, tmp_path: Path, corpus: Path) -> None:
+def test_thoughts_that_cannot_be_counted_are_refused(
+    name: str, message: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = shrink(get_recipe(name.removesuffix("-questions")), corpus)
     if name.endswith("questions"):
         recipe = dataclasses.replace(shrink(get_recipe("coconut/tiny"), corpus), model=recipe.model)
     model = load(saved(tmp_path / "run", recipe))
+    monkeypatch.delattr(ablation, "_scored")  # before anything is scored
     with pytest.raises(InputError, match=message):
         ablation.run(model, AblationOptions(documents=1, each=True))

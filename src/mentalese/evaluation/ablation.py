@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mentalese.data.split import Split
-from mentalese.errors import InputError, require
+from mentalese.errors import require
 from mentalese.evaluation.answers import GREEDILY, Answers, ask
 from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.paired import compare_scores
@@ -72,6 +72,10 @@ def run(
         require(not options.each or bool(latents), "each", True, "the model answers without latents, remove it")
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:
+        if options.each:
+            _, read = _beginning(saved, split, 0)
+            remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
+            require(read is not None, "each", True, remedy)
         reference, ablations = _scored(saved, split, [*_kinds(controls)], show)
         ablations += _one_by_one(saved, split, float(np.nanmean(reference)), show) if options.each else []
     documents = saved.evaluation.documents(len(split.document_bytes))
@@ -172,12 +176,12 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
     `FARTHEST` are one group. Thoughts of the whole text are counted from its start. Of documents longer than the
     context only the beginning is read.
     """
-    context, rows = context_length(saved.model.config), list[dict[str, Tensor]]()
+    rows: list[dict[str, Tensor]] = []
     documents = saved.evaluation.documents(len(split.document_bytes))
     with progress("Replacing one thought at a time", documents, show=show) as bar:
         for number in range(documents):
-            trace = saved.trace(document_ids(saved, split, number)[:context])
-            rows.append(_changes(saved.model, trace, influence(saved.model, trace.input_ids)))
+            trace, read = _beginning(saved, split, number)
+            rows.append(_changes(trace, read or [], influence(saved.model, trace.input_ids)))
             bar.update(number + 1)
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)
@@ -192,13 +196,15 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
     ]
 
 
-def _changes(model: Any, trace: ThoughtTrace, nats: Tensor) -> dict[str, Tensor]:
+def _beginning(saved: Saved, split: Split, document: int) -> tuple[ThoughtTrace, list[int] | None]:
+    """Return the trace of as much of a document as the context has room for, and the model's `read_thoughts` of it."""
+    model: Any = saved.model
+    trace = saved.trace(document_ids(saved, split, document)[: context_length(model.config)])
+    return trace, model.read_thoughts(trace)
+
+
+def _changes(trace: ThoughtTrace, read: Sequence[int], nats: Tensor) -> dict[str, Tensor]:
     """Return the changes of tokens in nats, of a text's `influence`, by distance or by thought."""
-    read = model.read_thoughts(trace)
-    if read is None:
-        raise InputError(
-            "each is True: the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
-        )
     spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read[: len(nats)]]
     if len({(span.start, span.stop) for span in spans}) <= 1:
         return {f"thought {number + 1}": changed for number, changed in enumerate(nats.double().cpu())}
