@@ -9,6 +9,7 @@ from mentalese.testing import MODES, case, causal, contract_cache, family, pytes
 from mentalese.testing.forward import *  # noqa: F403
 from mentalese.testing.generation import *  # noqa: F403
 from mentalese.testing.losses import *  # noqa: F403
+from mentalese.testing.losses import test_a_small_batch_is_learnt_by_heart as of_learning
 from mentalese.testing.options import *  # noqa: F403
 from mentalese.testing.options import test_every_option_of_the_layout_changes_something_or_is_refused as of_the_layout
 from mentalese.testing.options import test_every_option_of_the_model_changes_something_or_is_refused as of_the_model
@@ -17,5 +18,6 @@ from mentalese.testing.tracing import *  # noqa: F403
 from support import tiny_recipes
 
 RECIPES = [*tiny_recipes(), *MODES]
+pytest.mark.slow(of_learning)
 pytest.mark.slow(of_the_model)
 pytest.mark.slow(of_the_layout)

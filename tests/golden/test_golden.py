@@ -20,7 +20,7 @@ from mentalese.data.layouts import QuestionAnswer
 
 FOLDER = Path(__file__).parent
 MODES = ["latent_thought/tiny-langevin", "latent_thought/tiny-vae", "looped/tiny-exit"]  # other ways to train
-TINY = [*(name for name in recipes() if name.endswith("/tiny")), *MODES]
+TINY = [name for name in recipes() if name.endswith("/tiny")]
 
 
 def golden_recipe(name: str) -> Recipe:
@@ -47,7 +47,7 @@ def path(name: str) -> Path:
     return FOLDER / f"{name.replace('/', '-')}.json"
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in MODES)])
 def test_the_first_twenty_losses_stay_what_they_are(name: str, tmp_path: Path) -> None:
     assert path(name).is_file(), f"no golden losses for {name}: write them with python {Path(__file__).name}"
     # Other processors add up in another order; what a refactor breaks is far larger.
@@ -55,7 +55,7 @@ def test_the_first_twenty_losses_stay_what_they_are(name: str, tmp_path: Path) -
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or TINY:
+    for name in sys.argv[1:] or TINY + MODES:
         with tempfile.TemporaryDirectory() as folder:
             path(name).write_text(json.dumps(losses(name, Path(folder) / "run"), indent=1) + "\n")
         print(f"wrote {path(name).name}")

@@ -133,6 +133,7 @@ def test_a_latent_of_composition_stands_for_a_running_product(tmp_path: Path) ->
         assert shares[latent + 1] > 0.55 > 2 * sorted(shares)[-2]
 
 
+@pytest.mark.slow
 def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
     numbers = write_figure(
         "thought_gestalt/recall", ["models:thought_gestalt-recall"], tmp_path / "x.svg", documents=30

@@ -107,6 +107,7 @@ def test_all_ordered_pairs_are_asked_in_both_directions(marked: PreTrainedTokeni
     assert "<|endoftext|>The son of Mark is Paul. The son of Mark is Mark" in asked
 
 
+@pytest.mark.slow
 def test_sentence_model_query_is_an_open_sentence() -> None:
     tokenizer = add_markers(words(*NAMES))
     names = single_token_names(tokenizer)

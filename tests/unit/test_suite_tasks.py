@@ -164,6 +164,7 @@ def test_closed_share_is_0_at_the_floor_and_1_at_the_optimum() -> None:
         assert levels.closed((levels.floor + levels.optimum) / 2) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_documentation_has_levels_and_example_of_each_task() -> None:
     text = DOCS.read_text()
     for name in TASKS:

@@ -113,6 +113,7 @@ def test_ceiling_is_the_share_of_variance_that_prefixes_explain(name: str) -> No
     assert task.ceiling == pytest.approx(1 - error / total)
 
 
+@pytest.mark.slow
 def test_ceiling_is_the_r2_of_counted_means_on_random_embeddings() -> None:
     """The mean of the training phrases after the same two predicts the next one, in the default task."""
     task = Concepts()
@@ -133,6 +134,7 @@ def test_ceiling_is_the_r2_of_counted_means_on_random_embeddings() -> None:
     assert 1 - error / ((targets - targets.mean((0, 1))) ** 2).sum() == pytest.approx(task.ceiling, abs=0.02)
 
 
+@pytest.mark.slow
 def test_oracle_reads_exact_predictions_and_the_words_of_the_phrase() -> None:
     """With a whole phrase visible nothing is missing; with one word the same follows from enumeration."""
     whole = Concepts(length=4, order=4)
@@ -149,6 +151,7 @@ def test_oracle_reads_exact_predictions_and_the_words_of_the_phrase() -> None:
     assert task.oracle() == pytest.approx(np.mean(nats))
 
 
+@pytest.mark.slow
 def test_concepts_reward_prediction() -> None:
     task = Concepts()
     assert task.levels().closed(task.oracle()) > 1 / 3
@@ -205,6 +208,7 @@ def test_documents_are_cut_into_sentences_of_one_length() -> None:
         assert {len(sentence.split()) for sentence in document.segments} == {words}
 
 
+@pytest.mark.slow
 def test_leading_words_cost_nothing_and_let_phrases_fill_chunks() -> None:
     plain, led = Phrases(count=20), Phrases(count=20, lead=3)
     texts = [next(task.documents("test")).text for task in (plain, led)]
