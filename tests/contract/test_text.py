@@ -336,6 +336,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_it_opens_where_nobody_has_imported_us(corpus: Path, tmp_path: Path) -> None:
     names = ["thought_gestalt/tiny", "gpt2/tiny", "mdlm/tiny", "coconut/tiny"]
     runs = {name: saved(tmp_path / name.replace("/", "-"), shrink(get_recipe(name), corpus)) for name in names}

@@ -383,6 +383,7 @@ def test_a_curriculum_is_as_long_as_its_flops_allow(recipe: Recipe, share: float
     assert _cost(_with_flops(recipe, budget, show=False), "flops", show=False) == pytest.approx(budget, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("match", [None, "tokens", "flops"])
 def test_curricula_are_compared_by_their_answers(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], match: Match | None

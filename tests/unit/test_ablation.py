@@ -103,6 +103,7 @@ def test_questions_are_asked_and_the_table_is_in_points(
     assert len(result["ablations"]) == 4
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

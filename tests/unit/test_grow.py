@@ -200,6 +200,7 @@ def test_what_changes_no_weights_meaning_may_differ(tokenizer: Any, tmp_path: Pa
     start_from(model, marked, str(tmp_path / "base"))
 
 
+@pytest.mark.slow
 def test_the_command_grows_a_checkpoint_that_opens(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert main(["grow", str(base), "--family", "coconut", "--mode", "agclr", "--out", str(tmp_path / "out")]) == 0
     assert "--train.init" in capsys.readouterr().out

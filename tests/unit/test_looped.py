@@ -134,6 +134,7 @@ def test_the_chances_of_exits_add_up_to_one(turns: int) -> None:
         torch.testing.assert_close(p[t], expected)
 
 
+@pytest.mark.slow
 def test_entropy_alone_teaches_a_gate_to_exit_anywhere() -> None:
     """Zhu et al., Eq. 4: with a large beta, exits after all turns become equally likely (the uniform prior)."""
     model, batch = made(exit_entropy=100.0).float(), {"input_ids": ROWS, "labels": ROWS}
@@ -418,6 +419,7 @@ def test_the_figure_has_perplexity_at_every_number_of_turns(corpus: Path, tmp_pa
         write_figure("looped/turns", [str(once)], tmp_path / "once.svg")
 
 
+@pytest.mark.slow
 def test_the_figure_of_exits_has_a_score_for_every_threshold(corpus: Path, tmp_path: Path) -> None:
     gated, plain_ = (shrink(get_recipe(name), corpus) for name in ("looped/tiny-exit", "looped/tiny"))
     runs = [

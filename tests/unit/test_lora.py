@@ -150,6 +150,7 @@ def test_adapter_opens_in_peft_and_equals_the_merged_model(
         torch.testing.assert_close(adapted.merge_and_unload()(**inputs).logits, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["coconut", "conceptlm"])
 def test_growing_adapting_and_asking_is_three_commands(
     family: str, base: Path, corpus: Path, tmp_path: Path, capsys: Any

@@ -190,6 +190,7 @@ def test_every_document_of_a_file_is_scored_once(folder: Path, tmp_path: Path) -
     assert [part["split"] for part in parts] == [*SPLITS]
 
 
+@pytest.mark.slow
 def test_texts_with_splits_are_not_scored_whole(folder: Path, corpus: Path) -> None:
     own = evaluate(folder, show=False)["perplexity"]
     assert own["split"] == "test"

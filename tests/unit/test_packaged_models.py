@@ -145,6 +145,7 @@ def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
     assert attention["holder"] < 2 * attention["others"]
 
 
+@pytest.mark.slow
 def test_figures_of_other_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the figure coconut/products needs composition, use --source"):
         write_figure("coconut/products", ["models:sim-cot-reachability"], tmp_path / "x.svg", documents=10)

@@ -133,6 +133,7 @@ def both(saved: dict[str, str]) -> tuple[Saved, Saved]:
     return load(saved["marked"], "cpu"), load(saved["packed"], "cpu")
 
 
+@pytest.mark.slow
 def test_models_with_other_layouts_compare_on_the_same_tokens(saved: dict[str, str], corpus: Path) -> None:
     source = f"file:{corpus}"
     marked, packed = both(saved)

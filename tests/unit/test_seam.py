@@ -99,6 +99,7 @@ def test_a_use_outside_the_seam_is_found() -> None:
     assert _imported(tree) == ["transformers.cache_utils"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-gist/tiny", "coconut/tiny", "looped/tiny"])
 def test_both_names_of_a_cache_are_read(name: str) -> None:
     model, ids = _model(name), torch.arange(5, 13)[None]

@@ -153,6 +153,7 @@ def results(suite: dict[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_stopped_suite_goes_on_and_takes_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Suite(tmp_path / "whole", monkeypatch)
     expected = results(whole.run())

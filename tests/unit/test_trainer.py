@@ -63,6 +63,7 @@ def test_its_losses_are_those_of_the_loop(name: str, micros: int, corpus: Path, 
     assert len(logged(trainer)) == 4
 
 
+@pytest.mark.slow
 def test_phases_act_at_their_steps(corpus: Path, tmp_path: Path) -> None:
     recipe = small("thought_gestalt/tiny", corpus)
     phases = (Phase(start=2, reset_optimizer=True, model={"eos_weight": 0.05, "token_dropout": 0.3}),)
