@@ -134,6 +134,16 @@ def saved(folder: Path, recipe: Recipe, **fields: Any) -> Path:
     return folder
 
 
+def padded(rows: Sequence[torch.Tensor | list[int]], left: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of tokens [rows, longest], padded with 0, and their mask."""
+    length = max(map(len, rows))
+    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(length - len(row), None) if left else slice(len(row))
+        ids[i, where], mask[i, where] = torch.as_tensor(row), 1
+    return ids, mask
+
+
 def sharing(plain: Plain, model: nn.Module) -> Plain:
     """The plain model with the very weights of a fast one of the same names, so that gradients of both meet."""
     names = plain.state_dict().keys()

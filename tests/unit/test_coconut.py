@@ -23,7 +23,7 @@ from mentalese.families.coconut.model import CoconutForCausalLM, lay_out
 from mentalese.families.coconut.plain import Coconut
 from mentalese.models.config import WINDOWED
 from mentalese.nn.loss import IGNORED
-from support import sharing, training_losses
+from support import padded, sharing, training_losses
 
 START, LATENT, END = 1, 2, 3
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -58,15 +58,6 @@ def made(backbone: str = "gpt2", **fields: Any) -> CoconutForCausalLM:
 
 def plain_of(model: CoconutForCausalLM) -> Coconut:
     return sharing(Coconut(model.config), model)
-
-
-def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows))
-    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        where = slice(length - len(row), None) if left else slice(len(row))
-        ids[i, where], mask[i, where] = torch.tensor(row), 1
-    return ids, mask
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

@@ -26,7 +26,7 @@ from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
-from support import metrics, saved, sharing, shrink, training_losses
+from support import metrics, padded, saved, sharing, shrink, training_losses
 
 START, LATENT, END, MARK = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -62,15 +62,6 @@ def made(backbone: str = "gpt2", **fields: Any) -> CodiForCausalLM:
 
 def plain_of(model: CodiForCausalLM) -> Codi:
     return sharing(Codi(model.config), model)
-
-
-def padded(rows: list[Tensor], left: bool = False) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows))
-    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        where = slice(length - len(row), None) if left else slice(len(row))
-        ids[i, where], mask[i, where] = row, 1
-    return ids, mask
 
 
 def batch(pairs: list[Any] = PAIRS, left: bool = False) -> dict[str, Tensor]:

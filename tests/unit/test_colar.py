@@ -20,7 +20,7 @@ from mentalese.families.colar.model import ColarForCausalLM, Thinking, merge
 from mentalese.families.colar.plain import Colar, Question
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
-from support import metrics, sharing, shrink, training_losses
+from support import metrics, padded, sharing, shrink, training_losses
 
 START, LATENT, END, EOS = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -54,15 +54,6 @@ def made(backbone: str = "gpt2", **fields: Any) -> ColarForCausalLM:
 
 def plain_of(model: ColarForCausalLM) -> Colar:
     return sharing(Colar(model.config), model)
-
-
-def padded(rows: list[Tensor], left: bool = False) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows))
-    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        where = slice(length - len(row), None) if left else slice(len(row))
-        ids[i, where], mask[i, where] = row, 1
-    return ids, mask
 
 
 def row_of(question: Question) -> Tensor:

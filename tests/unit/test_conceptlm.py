@@ -32,7 +32,7 @@ from mentalese.models.checkpoints import load_model
 from mentalese.models.grow import grow
 from mentalese.models.places import places
 from mentalese.training.loop import train
-from support import assert_same, finish, launch, losses, rotary_flops, sharing, shrink, training_losses
+from support import assert_same, finish, launch, losses, padded, rotary_flops, sharing, shrink, training_losses
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 BACKBONES: dict[str, dict[str, Any]] = {
@@ -77,15 +77,6 @@ def plain_losses(plain: ConceptLM, rows: list[list[int]]) -> dict[str, Tensor]:
             total[name] = total.get(name, torch.zeros(())) + count[name] * value
             targets[name] += count[name]
     return {name: value / max(targets[name], 1) for name, value in total.items()}
-
-
-def padded(rows: list[list[int]], left: bool = False) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows))
-    ids, mask = torch.zeros(2, len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        where = slice(length - len(row), None) if left else slice(len(row))
-        ids[i, where], mask[i, where] = torch.tensor(row), 1
-    return ids, mask
 
 
 def batch(rows: list[list[int]], left: bool = False) -> dict[str, Tensor]:
