@@ -19,7 +19,6 @@ from mentalese.families.coconut.model import CoconutEncoded, CoconutForCausalLM
 from mentalese.families.codi.config import CodiConfig
 from mentalese.models.base import LossOutput
 from mentalese.models.hf import Limits
-from mentalese.models.trace import Shown
 from mentalese.nn.loss import IGNORED
 
 
@@ -32,11 +31,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         "Hidden states that are fed back, through a small map, in place of tokens between a question and its answer. "
         "Only steps and answers are trained, so scores of the question mean little."
     )
-    shown = {  # noqa: RUF012 (nothing writes to it)
-        "retention": Shown(
-            "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
-        ),
-    }
+    shown = {"retention": CoconutForCausalLM.shown["retention"]}  # noqa: RUF012 (nothing writes to it)
 
     def __init__(self, config: CodiConfig) -> None:
         super().__init__(config)

@@ -24,7 +24,7 @@ from mentalese.families.colar.config import ColarConfig
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import Limits
-from mentalese.models.trace import Shown, Thought, ThoughtTrace
+from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import shared_seed
@@ -111,7 +111,7 @@ class Merged:
 
 @dataclass(kw_only=True)
 class ColarEncoded(CoconutEncoded):
-    """What Coconut computes, and the latents of written steps, if there are any."""
+    """The computation of Coconut, and the latents of written steps, if there are any."""
 
     merged: Merged | None = None
 
@@ -152,11 +152,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         "Vectors between a question and its answer: the embeddings of written steps, merged, or the model's own "
         "predictions of such vectors. Only steps and answers are trained, so scores of the question mean little."
     )
-    shown = {  # noqa: RUF012 (nothing writes to it)
-        "retention": Shown(
-            "retention", "How close the hidden state before each latent is to the first one.", "cosine", "pass"
-        ),
-    }
+    shown = {"retention": CoconutForCausalLM.shown["retention"]}  # noqa: RUF012 (nothing writes to it)
 
     def __init__(self, config: ColarConfig) -> None:
         super().__init__(config)
