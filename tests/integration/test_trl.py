@@ -73,7 +73,8 @@ def trainer(kind: str, model: Any, tokenizer: Any, rows: list[list[int]], texts:
         return trl.DPOTrainer(
             model, args=trl.DPOConfig(str(out), **SETTINGS), train_dataset=data(answers), processing_class=tokenizer
         )
-    settings = trl.GRPOConfig(str(out), num_generations=2, max_completion_length=6, **SETTINGS)
+    # CoLaR writes up to six latents before the tokens that are rewarded.
+    settings = trl.GRPOConfig(str(out), num_generations=2, max_completion_length=12, **SETTINGS)
     return trl.GRPOTrainer(
         model, variety, args=settings, train_dataset=data({"prompt": texts}), processing_class=tokenizer
     )
