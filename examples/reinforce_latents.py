@@ -3,14 +3,18 @@
 pip install trl
 python examples/reinforce_latents.py [MODEL] [--source SOURCE] [--thought-noise SCALE] [--steps N] [--out FOLDER]
 
-MODEL is a Coconut or AGCLR model that was trained on questions: a run's folder (also of a model that `mentalese grow`
-made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 4.3 of its 12 epochs, which with
-what follows takes three minutes of CPU; or the recipe of another task of the suite (--source builtin:reachability).
+MODEL is a Coconut, AGCLR or CoLaR model that was trained on questions: a run's folder (also of a model that
+`mentalese grow` made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 4.3 of its 12
+epochs, which with what follows takes three minutes of CPU; or the recipe of another task of the suite
+(--source builtin:reachability).
 
 GRPO explores answers, which are sampled. Latents are computed, not drawn: the same question has the same thoughts.
 `--thought-noise` samples them, too: each answer has its own normal noise on its latents. GRPO's loss reads question,
 latents and answer in one pass, so that the gradient of an answer's log-probability passes through the latents into the
 passes that made them: good answers change the thoughts, too.
+
+CoLaR also chooses how long it thinks, and has a learned Gaussian for each latent: with `--thought-noise` latents are
+drawn from it, with so many times its standard deviation, and their log density is part of the policy.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.distributions import Categorical
 from trl import GRPOConfig, GRPOTrainer
 
 import mentalese
 from mentalese.data.tokenizers import decode
 from mentalese.evaluation.answer_rule import AnswerRule, final_answer
+from mentalese.families.colar.model import Thinking
 from mentalese.models.checkpoints import save_model
 from mentalese.models.text_tokenizer import text_tokenizer
 from mentalese.nn.controls import Noise
@@ -109,9 +115,59 @@ class SampledThoughts(GRPOTrainer):
             return super()._compute_loss(model, inputs)
 
 
+class MadeLatents:
+    """A control that changes nothing and keeps the latents [rows, latents, hidden] that a model makes."""
+
+    def __init__(self, rows: int, hidden_size: int) -> None:
+        self.latents = torch.empty(rows, 0, hidden_size)
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+        self.latents = torch.cat((self.latents.to(thoughts), thoughts[:, None]), dim=1)
+        return thoughts
+
+
+class ThinkingPolicy(GRPOTrainer):
+    """GRPO on CoLaR, whose actions are also the end of thinking and, with noise, the latents.
+
+    The log-probability of a latent's token is that of going on, and of its vector, if that is drawn, the log density.
+    """
+
+    def __init__(self, *arguments: Any, thought_noise: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.thought_noise = thought_noise
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        made = MadeLatents(len(inputs), self.model.config.hidden_size)
+        with temporarily(self.model.config, latent_temperature=self.thought_noise, thought_control=made):
+            rows = super()._generate_and_score_completions(inputs)
+        return rows | {"latents": made.latents}
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        self.latents = inputs["latents"] if self.thought_noise else None
+        with temporarily(self.model.config, latent_temperature=self.thought_noise):
+            return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: Any
+    ) -> tuple[Tensor, Tensor, None]:
+        encoded, length = model.encode(input_ids, attention_mask, latents=self.latents), input_ids.shape[1]
+        logits, rule = model.logits(encoded, slice(None)), Thinking(model.config)
+        ends = range(length - logits_to_keep, length)
+        policy = Categorical(logits=torch.stack([rule(input_ids[:, :end], logits[:, end - 1]) for end in ends], dim=1))
+        chosen = policy.log_prob(input_ids[:, -logits_to_keep:])
+        if self.latents is not None and encoded.merged is not None:
+            density = model.latent_log_density(encoded.merged)
+            is_latent = (input_ids == model.config.latent_token_id)[:, -logits_to_keep:]
+            number = (is_latent.cumsum(1) - 1).clamp(0, density.shape[1] - 1)
+            chosen = chosen + density.gather(1, number) * is_latent
+        return chosen, policy.entropy().detach(), None
+
+
 def trainer(saved: mentalese.Saved, out: Path, thought_noise: float = 0.0, **settings: Any) -> GRPOTrainer:
     """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
-    kind = partial(SampledThoughts, thought_noise=thought_noise) if thought_noise else GRPOTrainer
+    kind: Any = partial(SampledThoughts, thought_noise=thought_noise) if thought_noise else GRPOTrainer
+    if saved.model.config.model_type == "colar":
+        kind = partial(ThinkingPolicy, thought_noise=thought_noise)
     return kind(
         saved.model,
         reward,
@@ -135,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("model", nargs="?", help="default: one is trained")
     options.add_argument("--source", help=f"questions; default: the model's own, or {COMPOSITION}")
     options.add_argument("--epochs", type=float, default=4.3, help="of the model that is trained")
-    options.add_argument("--thought-noise", type=float, default=0.0, help="on latents, in root mean squares of theirs")
+    options.add_argument("--thought-noise", type=float, default=0.0, help="on latents; see above")
     options.add_argument("--steps", type=int, default=200, help="of GRPO")
     options.add_argument("--seed", type=int, default=0, help="of GRPO")
     options.add_argument("--out", type=Path, default=Path("runs/reinforce"))
@@ -145,8 +201,8 @@ def main(arguments: list[str] | None = None) -> None:
         saved = trained(given.source or COMPOSITION, given.epochs, given.out / "before")
     else:
         saved = mentalese.load(given.model).on(given.source)
-    if not (saved.layout.questions and saved.model.config.model_type == "coconut"):
-        raise mentalese.InputError(f"{saved.path} is no Coconut model that answers questions: use one")
+    if not (saved.layout.questions and saved.model.config.model_type in ("coconut", "colar")):
+        raise mentalese.InputError(f"{saved.path} is not a Coconut or CoLaR model that answers questions: use one")
     report("before", saved)
     trainer(saved, given.out, given.thought_noise, max_steps=given.steps, seed=given.seed).train()
     saved.model.eval()

@@ -19,6 +19,7 @@ from mentalese.data.evaluation import question_batches
 from mentalese.evaluation.answers import ask
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import Coconut
+from mentalese.families.colar.plain import Colar
 from mentalese.values import temporarily
 from support import module_at, saved, sharing, shrink
 
@@ -182,6 +183,61 @@ def test_each_answer_is_sampled_under_its_own_noise(
     assert max(len(answers) for answers in questions.values()) > 1
 
 
+def action(plain: Colar, state: torch.Tensor, token: torch.Tensor, thinks: bool) -> torch.Tensor:
+    """The log-probability of a token after a state: while a row thinks, the end, or all others, which are a latent."""
+    said = plain.words(state).log_softmax(-1)
+    if thinks and token != plain.end:
+        return (1 - said[plain.end].exp()).log()
+    return said[token]
+
+
+def colar_objective(plain: Colar, row: dict[str, torch.Tensor], noise: float) -> torch.Tensor:
+    """The mean of log p over an answer's tokens and latents, one after the other, as `plain.py` reads them."""
+    question = row["prompt_ids"][row["prompt_mask"].bool()][:-1]
+    tokens, inputs = row["completion_ids"][row["completion_mask"].bool()], plain.prompt(question, plain.config.factor)
+    latents, chances, thinks = iter(row["latents"]), [], True
+    for number, token in enumerate(tokens):
+        state, at_most = plain.read(inputs)[-1], number == plain.config.max_latents
+        chances.append(action(plain, state, token, thinks) * (not (thinks and at_most)))
+        if token == plain.config.latent_token_id:
+            latent, (mean, log_std) = next(latents), plain.latent_head(state)
+            if noise:
+                normal = torch.distributions.Normal(plain.scale() * mean, plain.scale() * noise * log_std.exp())
+                chances[-1] = chances[-1] + normal.log_prob(latent).sum()
+            inputs = torch.cat((inputs, latent[None] if noise else plain.scale() * mean[None]))
+        else:
+            thinks, inputs = False, torch.cat((inputs, plain.embed(token[None])))
+    return torch.stack(chances).mean()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+def test_colar_is_rewarded_for_latents_and_for_their_end(
+    noise: float, example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = override(get_recipe("colar/composition"), f"data.source={SOURCE}", "model.max_latents=3")
+    opened = mentalese.load(saved(tmp_path / "model", recipe), "cpu")
+    with torch.no_grad():  # so that thinking ends sooner and later
+        opened.model.get_output_embeddings().weight[opened.model.config.latent_end_token_id] *= 8
+    before, rows = copy.deepcopy(opened.model), {}
+    scored = example.ThinkingPolicy._generate_and_score_completions
+    monkeypatch.setattr(
+        example.ThinkingPolicy,
+        "_generate_and_score_completions",
+        lambda self, inputs: rows.update(scored(self, inputs)) or dict(rows),
+    )
+    monkeypatch.setattr(example, "trainer", partial(example.trainer, thought_noise=noise))
+    found, _ = step(example, opened, tmp_path / "out", monkeypatch)
+    lengths = {int((ids == before.config.latent_token_id).sum()) for ids in rows["completion_ids"]}
+    assert len(lengths) > 1, "rows that think equally long prove less"
+    plain = sharing(Colar(before.config), before)
+    for number, advantage in enumerate(rows["advantages"]):
+        row = {name: rows[name][number] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+        row["latents"] = rows["latents"][number]
+        (-advantage * colar_objective(plain, row, noise) / len(rows["advantages"])).backward()
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    assert distance(found, expected) < 1e-3
+
+
 def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path: Path) -> None:
     opened = mentalese.load(folder, "cpu")
     split, asked = opened.split("train"), example.questions(opened)
@@ -222,5 +278,5 @@ def test_the_example_runs(
 
 def test_a_model_that_answers_no_questions_is_refused(example: Any, tmp_path: Path, corpus: Path) -> None:
     texts = saved(tmp_path / "text", shrink(get_recipe("gpt2/tiny"), corpus))
-    with pytest.raises(InputError, match="is no Coconut model that answers questions"):
+    with pytest.raises(InputError, match="is not a Coconut or CoLaR model that answers"):
         example.main([str(texts)])

@@ -20,6 +20,7 @@ from mentalese.families.colar.model import ColarForCausalLM, Thinking, merge
 from mentalese.families.colar.plain import Colar, Question
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
+from mentalese.values import temporarily
 from support import metrics, padded, sharing, shrink, training_losses
 
 START, LATENT, END, EOS = 1, 2, 3, 4
@@ -50,6 +51,25 @@ def made(backbone: str = "gpt2", **fields: Any) -> ColarForCausalLM:
             if parameter.ndim >= 2:
                 parameter.mul_(5)
     return model
+
+
+class Made:
+    """A control that changes nothing and keeps the latents [rows, hidden] that a model makes."""
+
+    def __init__(self) -> None:
+        self.latents: list[Tensor] = []
+
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+        self.latents.append(thoughts)
+        return thoughts
+
+
+def generated(model: ColarForCausalLM, ids: Tensor, mask: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The tokens of `generate`, and the latents [rows, latents, hidden] that it made."""
+    made_latents = Made()
+    with temporarily(model.config, thought_control=made_latents):
+        tokens = model.generate(ids, attention_mask=mask, do_sample=False, pad_token_id=0, **options)
+    return tokens, torch.stack(made_latents.latents, dim=1)
 
 
 def plain_of(model: ColarForCausalLM) -> Colar:
@@ -120,16 +140,17 @@ def test_batched_answers_are_the_plain_ones(factor: int) -> None:
         model.get_output_embeddings().weight[END].normal_(std=0.5)
     prompts = [torch.cat((question.question, torch.tensor([START]))) for question in QUESTIONS]
     ids, mask = padded(prompts, left=True)
-    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
-    output = model.generate(ids, attention_mask=mask, **options)
-    thoughts = output.past_key_values.state["thoughts"]
-    for i, (prompt, new) in enumerate(zip(prompts, output.sequences[:, ids.shape[1] :])):
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    tokens, thoughts = generated(model, ids, mask, max_new_tokens=12)
+    for i, (prompt, new) in enumerate(zip(prompts, tokens[:, ids.shape[1] :])):
         latents, tokens = plain_of(model).answer(prompt[:-1], factor, 12, EOS)
         expected = torch.cat((torch.full((len(latents),), LATENT), torch.tensor([END]), tokens))[:12]
         assert torch.equal(new[: len(expected)], expected)
         torch.testing.assert_close(thoughts[i, : len(latents)], latents, atol=1e-5, rtol=1e-5)
-        assert torch.equal(model.generate(prompt[None], **options).sequences[0, len(prompt) :][: len(new)], new)
-        assert torch.equal(model.generate(prompt[None], use_cache=False, **options).sequences[0, len(prompt) :], new)
+        for use_cache in (True, False):
+            single = model.generate(prompt[None], use_cache=use_cache, **options)[0, len(prompt) :]
+            assert torch.equal(single, new[: len(single)])
+            assert not new[len(single) :].any(), "padding follows the end of a text"
         lengths.append(len(latents))
     assert len({*lengths}) > 1, "rows that think equally long prove less"
 
@@ -235,21 +256,22 @@ def test_thinking_ends_as_often_as_the_head_predicts_it() -> None:
     scores, config = torch.randn(3, 40), made(max_latents=2).config
     ids = torch.tensor([[5, 5, START], [START, LATENT, LATENT], [LATENT, END, 5]])
     thinking, at_most, writing = Thinking(config)(ids, scores).softmax(-1)
-    assert thinking[END].item() == pytest.approx(scores[0].softmax(-1)[END].item(), rel=1e-4)
+    words = scores.clone()
+    words[:, [START, LATENT]] = -math.inf
+    assert thinking[END].item() == pytest.approx(words[0].softmax(-1)[END].item(), rel=1e-4)
     assert thinking[LATENT].item() == pytest.approx(1 - thinking[END].item(), rel=1e-4)
     assert at_most[END] == 1
-    torch.testing.assert_close(writing, scores[2].softmax(-1))
+    torch.testing.assert_close(writing, words[2].softmax(-1))
 
 
 def test_sampled_latents_have_the_density_that_they_were_drawn_from() -> None:
     model = made("llama", latent_temperature=0.7, max_latents=4)
     ids, mask = padded([torch.tensor([10, 11, START]), torch.tensor([9, START])], left=True)
-    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
     torch.manual_seed(1)
-    output = model.generate(ids, attention_mask=mask, **options)
-    mask = torch.nn.functional.pad(mask, (0, 6), value=1)
-    latents, drawn = output.past_key_values.state["thoughts"], output.sequences
-    density = model.latent_log_density(drawn, latents, mask)
+    drawn, latents = generated(model, ids, mask, max_new_tokens=6)
+    merged = model.encode(drawn, torch.nn.functional.pad(mask, (0, 6), value=1), latents=latents).merged
+    assert merged is not None
+    density = model.latent_log_density(merged)
     assert density.requires_grad
     plain = plain_of(model)
     for row in range(2):
@@ -261,8 +283,8 @@ def test_sampled_latents_have_the_density_that_they_were_drawn_from() -> None:
             torch.testing.assert_close(density[row, number], expected, atol=1e-3, rtol=1e-4)
             inputs = torch.cat((inputs, latents[row, number][None]))
     torch.manual_seed(2)
-    other = model.generate(ids, attention_mask=mask[:, :3], **options)
-    assert not torch.allclose(other.past_key_values.state["thoughts"][:, 0], latents[:, 0])
+    _, other = generated(model, ids, mask, max_new_tokens=6)
+    assert not torch.allclose(other[:, 0], latents[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -281,8 +303,10 @@ def test_settings_that_do_nothing_are_refused(fields: dict[str, Any], says: str)
 
 def test_calls_that_cannot_be_right_are_refused() -> None:
     model, ids = made(), torch.tensor([[10, START, LATENT, LATENT, END]])
+    merged = model.encode(ids, latents=torch.zeros(1, 2, 32)).merged
+    assert merged is not None
     with pytest.raises(InputError, match=r"colar.latent_temperature is 0.0: latents are not sampled"):
-        model.latent_log_density(ids, torch.zeros(1, 2, 32))
+        model.latent_log_density(merged)
     with pytest.raises(InputError, match=r"latents is \[1, 1, 32\]: a row of input_ids has 2 latents"):
         model.encode(ids, latents=torch.zeros(1, 1, 32))
     model.config.latent_temperature = 1.0

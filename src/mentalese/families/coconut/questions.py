@@ -1,12 +1,15 @@
-"""Questions whose batches also contain the written steps that latents replace, for a step decoder (SIM-CoT)."""
+"""Questions whose batches also contain the written steps that latents replace, for a step decoder (SIM-CoT).
+
+`StudentQuestions` is the base of layouts that train on written steps in their own way, and ask like Coconut.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mentalese.data.layouts import QuestionAnswer
+from mentalese.data.layouts import QuestionAnswer, RowLayout
 from mentalese.data.rows import Rows, ordinals
 from mentalese.errors import require
 from mentalese.values import checked_dataclass
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
+    from mentalese.data.config import DataConfig, EvaluationConfig
+    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.split import Split
 
 
@@ -56,6 +61,64 @@ class QuestionSteps(QuestionAnswer):
         assert rows.gap is not None
         per_step = 1 if self.latents is not None else self.latents_per_step or 1
         return batch | written_steps(split, rows.target, rows.rest, rows.gap - 2, per_step)
+
+
+class StudentQuestions(RowLayout):
+    """Rows of one question that are asked and scored as layout `qa` has them; a subclass lays out those for training.
+
+    Attributes:
+        latents: the number of latents in the place of all steps.
+    """
+
+    latents: int | None
+    questions = True
+
+    @property
+    def student(self) -> QuestionAnswer:
+        """The layout of questions."""
+        raise NotImplementedError
+
+    @property
+    def has_latents(self) -> bool:
+        return True
+
+    def asked(self) -> dict[str, int | None]:
+        return {"stage": None, "latents": self.latents}
+
+    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+        return self.student.special_ids(tokenizer)
+
+    def fitting(self, split: Split) -> np.ndarray | None:
+        return self.student.fitting(split)
+
+    def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
+        super().check(split, tokenizer, ranks, micro_batches)
+        self.student.check(split, tokenizer, ranks, micro_batches)
+        require_steps(self.kind, split)
+
+    def without_steps(self, split: Split) -> int:
+        return QuestionAnswer().without_steps(split)  # those with all steps
+
+    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
+        return self.student.training_rows(split, generator)
+
+    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        return self.student.evaluation_rows(split, evaluation)
+
+    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+        return self.student.question_rows(split, evaluation)
+
+    def answer_lengths(self, split: Split) -> np.ndarray:
+        return self.student.answer_lengths(split)
+
+    def prompt_text(self, prompt: str) -> str:
+        return self.student.prompt_text(prompt)
+
+    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
+        return self.student.prompt_row(text, encoder)
+
+    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
+        return self.student.protocol(evaluation, data)
 
 
 def require_steps(kind: str, split: Split) -> None:

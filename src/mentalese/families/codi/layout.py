@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
+from mentalese.data.layouts import Layout, QuestionAnswer
 from mentalese.data.rows import Rows
 from mentalese.errors import require
-from mentalese.families.coconut.questions import require_steps, written_steps
+from mentalese.families.coconut.questions import StudentQuestions, written_steps
 from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from mentalese.data.batch import Batch
     from mentalese.data.config import DataConfig, EvaluationConfig
-    from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.split import Split
 
 MARK = "###"
@@ -33,7 +32,7 @@ MARK = "###"
 
 
 @checked_dataclass("layout")
-class QuestionPairs(RowLayout):
+class QuestionPairs(StudentQuestions):
     """Two rows per question: the teacher's with written steps, and the student's with latents.
 
     Attributes:
@@ -50,7 +49,6 @@ class QuestionPairs(RowLayout):
     too_long: Literal["error", "skip"] = "error"
 
     kind = "qa_pairs"
-    questions = True
 
     @property
     def teacher(self) -> QuestionAnswer:
@@ -62,15 +60,6 @@ class QuestionPairs(RowLayout):
         """The layout with latents instead of all steps."""
         return dataclasses.replace(self.teacher, stage=1, latents=self.latents)
 
-    # -- settings ------------------------------------------------------------------------------------------------------
-
-    @property
-    def has_latents(self) -> bool:
-        return True
-
-    def asked(self) -> dict[str, int | None]:
-        return {"stage": None, "latents": self.latents}
-
     def at(self, stage: int | None, latents: int | None) -> Layout:
         """Return the teacher's layout at stage 0, which writes all steps; a student has no stage."""
         if stage == 0 and latents is None:
@@ -78,19 +67,9 @@ class QuestionPairs(RowLayout):
         require(stage is None, "stage", stage, "layout 'qa_pairs' has only stage 0, without latents; remove one")
         return self if latents is None else dataclasses.replace(self, latents=latents)
 
-    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        return self.student.special_ids(tokenizer)
-
-    def fitting(self, split: Split) -> np.ndarray | None:
-        return self.student.fitting(split)
-
-    # -- rows ----------------------------------------------------------------------------------------------------------
-
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
         super().check(split, tokenizer, ranks, micro_batches)
-        for layout in (self.teacher, self.student):
-            layout.check(split, tokenizer, ranks, micro_batches)
-        require_steps(self.kind, split)
+        self.teacher.check(split, tokenizer, ranks, micro_batches)
         opening = int(split.tokens[split.segments[split.document_segments[1] - 1]])
         first = str(tokenizer.decode([opening])).strip()
         remedy = (
@@ -99,21 +78,9 @@ class QuestionPairs(RowLayout):
         )
         require(first == MARK, "layout", self.kind, remedy)
 
-    def without_steps(self, split: Split) -> int:
-        return self.teacher.without_steps(split)
-
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
         """Return questions with all of their steps, from which `assemble` builds pairs."""
         return self.teacher.training_rows(split, generator)
-
-    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self.student.evaluation_rows(split, evaluation)
-
-    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self.student.question_rows(split, evaluation)
-
-    def answer_lengths(self, split: Split) -> np.ndarray:
-        return self.student.answer_lengths(split)
 
     def assemble(
         self,
@@ -146,18 +113,9 @@ class QuestionPairs(RowLayout):
         batch |= {"attention_mask": mask, "question_lengths": questions.repeat(2)}
         return batch | written_steps(split, rows.target, answer, gap[len(rows) :] - 2, 1, first_row=len(rows))
 
-    # -- prompts -------------------------------------------------------------------------------------------------------
-
-    def prompt_text(self, prompt: str) -> str:
-        return self.student.prompt_text(prompt)
-
-    def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
-        return self.student.prompt_row(text, encoder)
-
     def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         return self.student.chat_template(tokenizer)
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
-        return self.student.protocol(evaluation, data) | {
-            "context": "whole records: the answer after the question and its latents"
-        }
+        context = "whole records: the answer after the question and its latents"
+        return super().protocol(evaluation, data) | {"context": context}

@@ -10,27 +10,26 @@ After a question the model makes its latents and ends them.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mentalese.data.layouts import Layout, QuestionAnswer, RowLayout
+from mentalese.data.layouts import Layout, QuestionAnswer
 from mentalese.data.rows import Rows
 from mentalese.errors import require
-from mentalese.families.coconut.questions import require_steps
+from mentalese.families.coconut.questions import StudentQuestions
 from mentalese.values import NonNegative, checked_dataclass
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from mentalese.data.batch import Batch
-    from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.split import Split
 
 
 @checked_dataclass("layout")
-class CompressedSteps(RowLayout):
+class CompressedSteps(StudentQuestions):
     """Rows of one question with its steps between markers and its answer; everything after `<start>` is predicted.
 
     Attributes:
@@ -46,57 +45,25 @@ class CompressedSteps(RowLayout):
     too_long: Literal["error", "skip"] = "error"
 
     kind = "qa_compressed"
-    questions = True
 
     @property
-    def _records(self) -> QuestionAnswer:
+    def student(self) -> QuestionAnswer:
         """The layout whose rows have `<start>`, latents and `<end>` in front of the steps, or instead of them."""
         sizes = {name: getattr(self, name) for name in ("sequence_length", "batch_size", "too_long")}
         return QuestionAnswer(stage=0 if self.latents is None else 1, latents=self.latents or 0, **sizes)
-
-    # -- settings ------------------------------------------------------------------------------------------------------
-
-    @property
-    def has_latents(self) -> bool:
-        return True
-
-    def asked(self) -> dict[str, int | None]:
-        return {"stage": None, "latents": self.latents}
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
         require(stage is None, "stage", stage, "layout 'qa_compressed' has no stage; remove it")
         return self if latents is None else dataclasses.replace(self, latents=latents)
 
-    def special_ids(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-        return self._records.special_ids(tokenizer)
-
-    def fitting(self, split: Split) -> np.ndarray | None:
-        return self._records.fitting(split)
-
-    # -- rows ----------------------------------------------------------------------------------------------------------
-
     def check(self, split: Split, tokenizer: PreTrainedTokenizerBase, ranks: int, micro_batches: int) -> None:
-        super().check(split, tokenizer, ranks, micro_batches)
         remedy = "training merges written steps; remove it, and ask with --latents"
         require(self.latents is None, "layout.latents", self.latents, remedy)
-        self._records.check(split, tokenizer, ranks, micro_batches)
-        require_steps(self.kind, split)
-
-    def without_steps(self, split: Split) -> int:
-        return self._records.without_steps(split)
-
-    def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
-        return self._records.training_rows(split, generator)
-
-    def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self._records.evaluation_rows(split, evaluation)
-
-    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self._records.question_rows(split, evaluation)
+        super().check(split, tokenizer, ranks, micro_batches)
 
     def answer_lengths(self, split: Split) -> np.ndarray:
         """With the end of thinking."""
-        return self._records.answer_lengths(split) + 1
+        return super().answer_lengths(split) + 1
 
     def assemble(
         self,
@@ -125,14 +92,6 @@ class CompressedSteps(RowLayout):
             batch["labels"] = torch.where(is_end, batch["input_ids"], batch["labels"])
         return batch
 
-    # -- prompts -------------------------------------------------------------------------------------------------------
-
-    def prompt_text(self, prompt: str) -> str:
-        return self._records.prompt_text(prompt)
-
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
-        row = self._records.prompt_row(text, encoder)
+        row = super().prompt_row(text, encoder)
         return row if self.latents is not None else row[:-1]
-
-    def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
-        return self._records.protocol(evaluation, data)

@@ -117,7 +117,10 @@ class ColarEncoded(CoconutEncoded):
 
 
 class Thinking(LogitsProcessor):
-    """Lets a row think after `<start>`: the next token is `<end>` as often as the head predicts it, else a latent."""
+    """Lets a row think after `<start>`: the next token is `<end>` as often as the head predicts it, else a latent.
+
+    Outside, neither of these markers is written: a second `<start>` would make it think again.
+    """
 
     def __init__(self, config: ColarConfig) -> None:
         self.config = config
@@ -126,13 +129,15 @@ class Thinking(LogitsProcessor):
         """Return the scores [B, vocabulary] of the next token after tokens [B, L]."""
         start, latent, end = _markers(self.config)
         thinks = (input_ids[:, -1] == start) | (input_ids[:, -1] == latent)
-        others = scores.clone()
+        words = scores.clone()
+        words[:, [start, latent]] = -math.inf
+        others = words.clone()
         others[:, end] = -math.inf
         goes_on = others.logsumexp(1)
         goes_on = goes_on.masked_fill((input_ids == latent).sum(1) >= self.config.max_latents, -math.inf)
         thinking = torch.full_like(scores, -math.inf)
         thinking[:, latent], thinking[:, end] = goes_on, scores[:, end]
-        return torch.where(thinks[:, None], thinking, scores)
+        return torch.where(thinks[:, None], thinking, words)
 
 
 def _markers(config: ColarConfig) -> tuple[int, int, int]:
@@ -257,31 +262,17 @@ class ColarForCausalLM(CoconutForCausalLM):
             mean = mean + self.config.latent_temperature * log_std.exp() * torch.randn_like(mean)
         return self._scale() * mean
 
-    def _latent(self, encoded: CoconutEncoded, before: Tensor, thinking: Tensor, state: dict[str, Tensor]) -> Tensor:
-        """Return the latent [B, d], and append it to `thoughts` [B, N, d] of a cache's state; rows may end earlier."""
-        latent = super()._latent(encoded, before, thinking, state)
-        made = latent[:, None]
-        state["thoughts"] = torch.cat((state["thoughts"], made), dim=1) if "thoughts" in state else made
-        return latent
-
     def _latent_weights(self) -> int:
         return 4 * self.config.hidden_size**2
 
-    def latent_log_density(self, input_ids: Tensor, latents: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def latent_log_density(self, merged: Merged) -> Tensor:
         """Return the log density [B, N] in nats of latents that were sampled, 0 where a row has no more.
 
-        Args:
-            input_ids: [B, L], rows with latents, as `generate` returns them.
-            latents: [B, N, d], the vectors: `state["thoughts"]` of the cache of `generate`.
-
         Raises:
-            InputError: `latent_temperature` is 0, or a row has more latents than vectors.
+            InputError: `latent_temperature` is 0.
         """
-        temperature = self.config.latent_temperature
+        temperature, scale = self.config.latent_temperature, self._scale()
         self.config.require(temperature > 0, "latent_temperature", "latents are not sampled; set a larger one")
-        merged, scale = self.encode(input_ids, attention_mask, latents=latents).merged, self._scale()
-        if merged is None:
-            return latents.new_zeros(len(latents), 0)
         mean, log_std = self.latent_head(merged.before)
         normal = torch.distributions.Normal(scale * mean, scale * temperature * log_std.exp())
         return normal.log_prob(merged.vectors).sum(-1).masked_fill(~merged.columns.grouped, 0.0)

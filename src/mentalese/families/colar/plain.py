@@ -124,9 +124,9 @@ class Colar(nn.Module):
         return self.backbone.get_input_embeddings()(tokens)
 
     def words(self, state: Tensor) -> Tensor:
-        """Return logits [vocabulary] after a state [hidden]; the token that marks latents is never written."""
+        """Return logits [vocabulary] after a state [hidden]; the markers of starts and latents are never written."""
         logits = output_head_of(self.backbone)(state)
-        logits[self.config.latent_token_id] = -math.inf
+        logits[[self.start, self.config.latent_token_id]] = -math.inf
         return logits
 
     def read(self, inputs: Tensor) -> Tensor:
