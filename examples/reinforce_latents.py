@@ -129,7 +129,7 @@ class MadeLatents:
 class ThinkingPolicy(GRPOTrainer):
     """GRPO on CoLaR, whose actions are also the end of thinking and, with noise, the latents.
 
-    The log-probability of a latent's token is that of going on, and of its vector, if that is drawn, the log density.
+    The log-probability of a latent is the decision to go on, plus the log density of its vector if that is drawn.
     """
 
     def __init__(self, *arguments: Any, thought_noise: float, **settings: Any) -> None:
