@@ -11,7 +11,9 @@ Adapters of rank 16 are trained, 8 questions a step. An epoch has about 2,300 qu
 eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in training, 0.2 in validation, 76.6% of
 500 test questions; with other questions 0.1 nats and 89.6%, where written steps have 99.6%). `cot` has three epochs.
 Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is one epoch,
-the last one two. `no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
+the last one two. They have 0.4 of its learning rate: at all of it `arithmetic-coconut` answers 16% of 100 validation
+questions after its first stage, and 76% before. `no-cot` and `looped` answer at once; they have as many epochs as `cot`
+and a curriculum together.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         made = latent(recipe, name, stages)
         first, *rest = made.phases
         phases = tuple(dataclasses.replace(phase, start=phase.start - 1) for phase in rest)
-        return continued(made.replace(layout=first.layout, phases=phases))
+        rate = 0.4 * recipe.optimizer.learning_rate
+        return continued(made.replace(layout=first.layout, phases=phases, optimizer={"learning_rate": rate}))
 
     no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": written + length})
     looped = dataclasses.replace(
