@@ -130,7 +130,7 @@ class Thinking(LogitsProcessor):
         start, latent, end = _markers(self.config)
         thinks = (input_ids[:, -1] == start) | (input_ids[:, -1] == latent)
         words = scores.clone()
-        words[:, [start, latent]] = -math.inf
+        words[:, start], words[:, latent] = -math.inf, -math.inf
         others = words.clone()
         others[:, end] = -math.inf
         goes_on = others.logsumexp(1)
