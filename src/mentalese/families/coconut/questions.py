@@ -97,7 +97,7 @@ class StudentQuestions(RowLayout):
         require_steps(self.kind, split)
 
     def without_steps(self, split: Split) -> int:
-        return QuestionAnswer().without_steps(split)  # those with all steps
+        return QuestionAnswer().without_steps(split)  # training has all steps
 
     def training_rows(self, split: Split, generator: np.random.Generator) -> Rows:
         return self.student.training_rows(split, generator)
