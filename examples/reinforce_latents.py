@@ -150,10 +150,11 @@ class ThinkingPolicy(GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: Any
     ) -> tuple[Tensor, Tensor, None]:
-        encoded, length = model.encode(input_ids, attention_mask, latents=self.latents), input_ids.shape[1]
-        logits, rule = model.logits(encoded, slice(None)), Thinking(model.config)
-        ends = range(length - logits_to_keep, length)
-        policy = Categorical(logits=torch.stack([rule(input_ids[:, :end], logits[:, end - 1]) for end in ends], dim=1))
+        encoded, rule = model.encode(input_ids, attention_mask, latents=self.latents), Thinking(model.config)
+        first = input_ids.shape[1] - logits_to_keep
+        logits = model.logits(encoded, slice(first - 1, -1)).unbind(1)
+        scores = [rule(input_ids[:, : first + n], before) for n, before in enumerate(logits)]
+        policy = Categorical(logits=torch.stack(scores, dim=1))
         chosen = policy.log_prob(input_ids[:, -logits_to_keep:])
         if self.latents is not None and encoded.merged is not None:
             density = model.latent_log_density(encoded.merged)
@@ -165,9 +166,11 @@ class ThinkingPolicy(GRPOTrainer):
 
 def trainer(saved: mentalese.Saved, out: Path, thought_noise: float = 0.0, **settings: Any) -> GRPOTrainer:
     """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
-    kind: Any = partial(SampledThoughts, thought_noise=thought_noise) if thought_noise else GRPOTrainer
+    kind: Any = GRPOTrainer
     if saved.model.config.model_type == "colar":
         kind = partial(ThinkingPolicy, thought_noise=thought_noise)
+    elif thought_noise:
+        kind = partial(SampledThoughts, thought_noise=thought_noise)
     return kind(
         saved.model,
         reward,
