@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.split import Split
+
+Questions = TypeVar("Questions", bound=RowLayout)
 
 
 @checked_dataclass("layout")
@@ -71,6 +73,7 @@ class StudentQuestions(RowLayout):
     """
 
     latents: int | None
+    too_long: Literal["error", "skip"]
     questions = True
 
     @property
@@ -119,6 +122,12 @@ class StudentQuestions(RowLayout):
 
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return self.student.protocol(evaluation, data)
+
+
+def sized(kind: type[Questions], layout: QuestionAnswer | StudentQuestions, **fields: Any) -> Questions:
+    """Return a layout of this kind with the sizes of another one, and with other fields."""
+    names = ("sequence_length", "batch_size", "too_long")
+    return kind(**{name: getattr(layout, name) for name in names}, **fields)
 
 
 def require_steps(kind: str, split: Split) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from mentalese.data.layouts import Layout, QuestionAnswer
 from mentalese.data.rows import Rows
 from mentalese.errors import require
-from mentalese.families.coconut.questions import StudentQuestions, written_steps
+from mentalese.families.coconut.questions import StudentQuestions, sized, written_steps
 from mentalese.values import Positive, checked_dataclass
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class QuestionPairs(StudentQuestions):
     @property
     def teacher(self) -> QuestionAnswer:
         """The layout with written steps."""
-        return QuestionAnswer(sequence_length=self.sequence_length, batch_size=self.batch_size, too_long=self.too_long)
+        return sized(QuestionAnswer, self)
 
     @property
     def student(self) -> QuestionAnswer:

@@ -16,6 +16,7 @@ import dataclasses
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama, llama3_rotary
+from mentalese.families.coconut.questions import sized
 from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers
 from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
@@ -45,8 +46,7 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: object) -> Rec
             "sim-cot": {"step_decoder_layers": layers(model)},
         }
         model = {"model_type": "codi", "backbone": model, **fields, **changes.get(name, {})}
-        sizes = {field: getattr(layout, field) for field in ("sequence_length", "batch_size", "too_long")}
-        layout = QuestionPairs(latents=latents, **sizes)
+        layout = sized(QuestionPairs, layout, latents=latents)
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{name}" if name else recipe.name,

@@ -17,7 +17,7 @@ import numpy as np
 from mentalese.data.layouts import Layout, QuestionAnswer
 from mentalese.data.rows import Rows
 from mentalese.errors import require
-from mentalese.families.coconut.questions import StudentQuestions
+from mentalese.families.coconut.questions import StudentQuestions, sized
 from mentalese.values import NonNegative, checked_dataclass
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class CompressedSteps(StudentQuestions):
     @property
     def student(self) -> QuestionAnswer:
         """The layout whose rows have `<start>`, latents and `<end>` in front of the steps, or instead of them."""
-        sizes = {name: getattr(self, name) for name in ("sequence_length", "batch_size", "too_long")}
-        return QuestionAnswer(stage=0 if self.latents is None else 1, latents=self.latents or 0, **sizes)
+        return sized(QuestionAnswer, self, stage=0 if self.latents is None else 1, latents=self.latents or 0)
 
     def at(self, stage: int | None, latents: int | None) -> Layout:
         require(stage is None, "stage", stage, "layout 'qa_compressed' has no stage; remove it")

@@ -14,6 +14,7 @@ import dataclasses
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import initial_weights, llama
+from mentalese.families.coconut.questions import sized
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
 from mentalese.families.colar.layout import CompressedSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
@@ -35,8 +36,7 @@ def method(recipe: Recipe, name: str, **fields: object) -> Recipe:
     elif name != "cot":
         control: Fields = {"thought_control": "removed"} if name == "removed" else {}
         model = {"model_type": "colar", "backbone": model, **fields, **control}
-        sizes = {field: getattr(layout, field) for field in ("sequence_length", "batch_size", "too_long")}
-        layout = CompressedSteps(**sizes)
+        layout = sized(CompressedSteps, layout)
     return dataclasses.replace(
         recipe,
         name=f"{recipe.name}-{name}" if name else recipe.name,
