@@ -25,6 +25,7 @@ from mentalese.families.baselines.recipes import llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import method as distilled
+from mentalese.families.colar.recipes import method as compressed
 from mentalese.families.looped.recipes import grown
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 
@@ -89,12 +90,14 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         model=grown(recipe.model, turns=2)["model"],
     )
     codi = distilled(recipe, "", stages.stages * stages.latents_per_step)
+    colar = compressed(recipe, "", factor=2, max_latents=stages.step_tokens)
     made = [
         latent(recipe, "cot", stages),
         no_cot,
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
         dataclasses.replace(continued(codi), name=f"{recipe.name}-codi"),
+        dataclasses.replace(continued(colar), name=f"{recipe.name}-colar"),
         looped,
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
