@@ -192,12 +192,43 @@ def test_resumed_run_has_the_weights_of_a_whole_run(family: str, base: Path, cor
         assert_same(load_file(stopped / "model" / name), load_file(tmp_path / "whole" / "model" / name))
 
 
-def test_only_trained_parameters_have_moments(base: Path, corpus: Path, tmp_path: Path) -> None:
+def test_only_trained_parameters_are_stored_with_moments(base: Path, corpus: Path, tmp_path: Path) -> None:
     asked = recipe(corpus, base, tmp_path, "coconut", checkpoint_every=4)
     result = train(asked, tmp_path / "run", show=False)
     stored = checkpoint(tmp_path / "run")
-    moments = [value.numel() for name, value in stored.items() if name.endswith(".exp_avg")]
-    assert sum(moments) == result["parameters"]["trained"]
+    for wanted in (r"optimizer\..*\.exp_avg", r"model\..*"):
+        sizes = [value.numel() for name, value in stored.items() if re.fullmatch(wanted, name)]
+        assert sum(sizes) == result["parameters"]["trained"]
+
+
+def test_a_base_that_has_changed_is_refused(tokenizer: Any, corpus: Path, tmp_path: Path) -> None:
+    base = llama(False, tokenizer, tmp_path / "base")  # it has no record of its weights
+    asked, run = recipe(corpus, base, tmp_path, None, checkpoint_every=2), tmp_path / "run"
+    train(asked, run, show=False)
+    (run / "result.json").unlink()
+    other = LlamaForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight[3, 5] += 1e-6
+    other.save_pretrained(base)
+    step = run / "checkpoints" / "step-00000004"
+    with pytest.raises(InputError, match=rf"^train.init has other weights than {step} was trained on: restore them$"):
+        train(asked, run, resume=True, show=False)
+    with pytest.raises(InputError, match=rf"^train.init has other weights than {step} was trained on"):
+        mentalese.load(step, "cpu")
+
+
+def test_checkpoints_of_all_weights_resume_and_open(
+    base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = recipe(corpus, base, tmp_path, None, checkpoint_every=4)
+    with monkeypatch.context() as patch:
+        patch.setattr("mentalese.training.checkpoint.frozen_weights", lambda model: {})
+        result = train(asked, tmp_path / "run", show=False)
+    stored = checkpoint(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert sum(v.numel() for n, v in stored.items() if n.startswith("model.")) > result["parameters"]["total"]
+    assert train(asked, tmp_path / "run", resume=True, show=False)["test"] == result["test"]
+    mentalese.load(tmp_path / "run" / "checkpoints" / "step-00000004", "cpu")
 
 
 def test_a_dry_run_counts_what_is_trained(base: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:

@@ -38,7 +38,7 @@ from mentalese.files import (
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import as_is, context_length
 from mentalese.models.config import check_fields
-from mentalese.models.lora import FOLDER, WEIGHTS, add_adapters, merged_weights, save_adapter
+from mentalese.models.lora import FOLDER, WEIGHTS, merged_weights, save_adapter
 from mentalese.models.tensor_files import is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
@@ -265,13 +265,14 @@ def _check_no_pickle(folder: Path, config: PreTrainedConfig) -> None:
 
 def _from_checkpoint(path: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Return the model with a checkpoint's weights; adapters are merged into them."""
+    from mentalese.models.grow import adapted_model
+
     with torch.random.fork_rng(devices=[]):
         model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)
-        if recipe is None or recipe.train.lora_rank is None:
-            load_weights(path, model)
-            return model
-        adapted = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        add_adapters(as_model(adapted), tokenizer, recipe.train)
+    if recipe is None or recipe.train.lora_rank is None:
+        load_weights(path, model)
+        return model
+    adapted = adapted_model(recipe, tokenizer)
     load_weights(path, adapted)
     model.load_state_dict(merged_weights(adapted))
     return model

@@ -82,14 +82,20 @@ def whole_model(folder: Path) -> Path:
         base = recipe.train.init or ""
         require(bool(base), "train.init", base, f"the recipe in {folder} names no base; copy the folder again")
         tokenizer = add_markers(load_pretrained_tokenizer(base), latents=recipe.layout.questions)
-        model = build_model(recipe.model, tokenizer, recipe.train.seed)
-        start_from(model, tokenizer, base)
-        add_adapters(model, tokenizer, recipe.train)
+        model = adapted_model(recipe, tokenizer)
         load_adapter(folder, model)
         merged = model_to_save(model.config, merged_weights(model))
         facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint")}
         save_model(out, merged, tokenizer, adapted=model, **facts)
     return out
+
+
+def adapted_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+    """Return the model with adapters that a run of the recipe begins from; it opens `train.init`."""
+    model = build_model(recipe.model, tokenizer, recipe.train.seed)
+    start_from(model, tokenizer, recipe.train.init or "")
+    add_adapters(model, tokenizer, recipe.train)
+    return model
 
 
 @torch.no_grad()

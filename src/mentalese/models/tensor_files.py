@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import warnings
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from mentalese.errors import InputError
-from mentalese.files import sha256
+from mentalese.files import read_json, sha256
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -31,7 +32,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
         stored = {name: tensor for name, tensor in reader.read_tensors().items() if name.startswith("model.")}
     except DamagedError as damage:
         raise InputError(f"{damage}: use another checkpoint") from damage
-    targets = {f"model.{name}": value.detach() for name, value in named_tensors(model).items()}
+    targets = weights_to_read(folder, stored, model)
     check_same(folder, stored, targets)
     dcp.load(targets, storage_reader=reader, no_dist=True)
 
@@ -48,6 +49,32 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, value in model.state_dict(keep_vars=True).items():
         unique.setdefault(id(value), (name, value))
     return dict(unique.values())
+
+
+def frozen_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights under adapters by name, which checkpoints do not store; empty for a model without adapters."""
+    frozen = {name: value.detach() for name, value in model.named_parameters() if not value.requires_grad}
+    return frozen if hasattr(model, "peft_config") else {}
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Return the SHA-256 of the tensors' contents, in hex."""
+    hashed = hashlib.sha256()
+    for value in tensors.values():
+        hashed.update(value.cpu().flatten().view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
+
+
+def weights_to_read(folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's tensors to read into, as `model.NAME`; earlier versions stored the weights under adapters too.
+
+    It raises `InputError` if weights that are not stored are not those that the adapters were trained on.
+    """
+    frozen = frozen_weights(model)
+    left_out = {name for name in frozen if f"model.{name}" not in stored}
+    if left_out and digest(frozen) != read_json(folder / "info.json")["frozen"]:
+        raise InputError(f"train.init has other weights than {folder} was trained on: restore them")
+    return {f"model.{name}": value.detach() for name, value in named_tensors(model).items() if name not in left_out}
 
 
 def check_same(folder: Path, stored: dict[str, TensorStorageMetadata], targets: dict[str, Tensor]) -> None:

@@ -3,12 +3,13 @@
     checkpoints/step-00000100/
         __0_0.distcp ...    tensors, written by each rank (`torch.distributed.checkpoint`)
         .metadata           which tensor is in which file
-        info.json           {"step", "info"}
+        info.json           {"step", "info", "frozen": hash of the weights under adapters}
         checksums.json      {file: sha256} of all other files
 
-Only tensors are stored: weights, persistent buffers and the optimiser's state. Names do not depend on DDP or FSDP2, so
-a run may continue with another number of ranks. Hyperparameters come from the recipe. Loading unpickles nothing but
-`.metadata`, and there only the classes that a list of tensors consists of.
+Only tensors are stored: weights, persistent buffers and the optimiser's state. Weights under adapters, which stay those
+of `train.init`, are not. Names do not depend on DDP or FSDP2, so a run may continue with another number of ranks.
+Hyperparameters come from the recipe. Loading unpickles nothing but `.metadata`, and there only the classes that a list
+of tensors consists of.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ from mentalese.models.tensor_files import (
     DamagedError,
     TensorReader,
     check_same,
+    digest,
+    frozen_weights,
     ignore_warning_of_no_group,
     named_tensors,
     verify,
+    weights_to_read,
 )
 from mentalese.training.parallel import Parallel
 
@@ -64,6 +68,7 @@ class Checkpointer:
         self._processes: dict[str, Any] = {"process_group": self._group, "no_dist": is_single}
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._pending: Future[None] | None = None
+        self._frozen: str | None = None
         if parallel.is_main:
             for leftover in folder.glob(".step-*"):
                 shutil.rmtree(leftover)
@@ -79,12 +84,9 @@ class Checkpointer:
         """
         self.wait()
         ignore_warning_of_no_group()
-        tensors = _tensors(model, optimizer)
-        frozen = {f"model.{name}" for name, weights in model.named_parameters() if not weights.requires_grad}
-        # The next steps change nothing of frozen weights, so that the thread may read them where they are.
-        changing = {name: value for name, value in tensors.items() if name not in frozen}
-        snapshot = tensors | BlockingAsyncStager().stage(changing)
-        described = json.dumps({"step": step, "info": info}, indent=2)
+        snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
+        self._frozen = self._frozen or digest(frozen_weights(model))
+        described = json.dumps({"step": step, "info": info, "frozen": self._frozen}, indent=2)
         self._pending = self._thread.submit(self._write, step, snapshot, described)
 
     def wait(self) -> None:
@@ -204,8 +206,8 @@ def _is_full(error: BaseException) -> bool:
 
 def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return the contents of a checkpoint, flat: `model.NAME` and `optimizer.NAME.STATE`."""
-    parameters = named_tensors(model)
-    tensors = {f"model.{name}": value.detach() for name, value in parameters.items()}
+    parameters, frozen = named_tensors(model), frozen_weights(model)
+    tensors = {f"model.{name}": value.detach() for name, value in parameters.items() if name not in frozen}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{name}.{key}"] = value
@@ -216,8 +218,7 @@ def _targets(
     folder: Path, stored: dict[str, TensorStorageMetadata], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[Tensor, dict[str, Tensor]]]:
     """Return the tensors to read into, and the optimiser state that they form; refuse a file with other tensors."""
-    parameters = named_tensors(model)
-    targets = {f"model.{name}": value.detach() for name, value in parameters.items()}
+    parameters, targets = named_tensors(model), weights_to_read(folder, stored, model)
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     state: dict[Tensor, dict[str, Tensor]] = {}
     for full, saved in stored.items():
