@@ -57,8 +57,8 @@ def made(**fields: Any) -> LoopedForCausalLM:
 
 
 def plain_of(model: LoopedForCausalLM) -> Looped:
-    """The plain model with the same weights."""
-    return Looped(model.config).double().load(model.state_dict())
+    """The plain model with the same weights, in the same mode."""
+    return Looped(model.config).double().load(model.state_dict()).train(model.training)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,18 @@ def test_the_model_is_the_plain_one(fields: dict[str, Any]) -> None:
         {"norms": "own"},
         {"exit_entropy": 0.3},
         {"turns": 5, "backprop_turns": 2, "exit_entropy": 0.3, "prelude_layers": 0, "coda_layers": 0},
+        {"exit_distance": 2.0},
+        GATED,
     ],
 )
 def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
-    model = made(**fields)
+    """In training; there no token stops early, whatever the rule for test time (section 6.1)."""
+    model = made(**fields).train()
     expected = plain_of(model)
-    batch = {"input_ids": ROWS, "labels": ROWS}
-    model.training_loss(batch).loss.backward()
-    expected.loss(ROWS, 0, model.config.turns).backward()
+    seed = 3  # it draws 5 turns, or 7
+    model.before_step(seed)
+    model.training_loss({"input_ids": ROWS, "labels": ROWS}).loss.backward()
+    expected.loss(ROWS, seed).backward()
     gradients = {plain.plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-6, msg=name)

@@ -140,7 +140,10 @@ class Looped(nn.Module):
         return [F.cross_entropy(each, input_ids[:, 1:], reduction="none") for each in logits]
 
     def read(self, input_ids: Tensor, turns: int, seed: int = 0) -> Reading:
-        """Read rows [batch, length]; only the last `backprop_turns` turns have a gradient (section 3.3)."""
+        """Read rows [batch, length]; only the last `backprop_turns` turns have a gradient (section 3.3).
+
+        In training mode no token stops before the last turn: exits are for test time (section 6.1; Ouro, section 3.2).
+        """
         config, (prelude, block, coda) = self.config, self.parts
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = config.embedding_scale * self.embed_tokens(input_ids)
@@ -154,10 +157,10 @@ class Looped(nn.Module):
                 new = self.turn(state, injected, positions, memory)
             new = torch.where(stopped[..., None], state, new)
             reading.turns = reading.turns + ~stopped
-            if config.exit_distance is not None:
+            if config.exit_distance is not None and not self.training:
                 stopped |= (new - state).norm(dim=-1) < config.exit_distance * new.norm(dim=-1)
-            if config.exit_probability is not None:  # the chance of an exit until now is 1 - survival
-                survival = survival * (1 - self.exit_chance(new))
+            if config.exit_probability is not None and not self.training:
+                survival = survival * (1 - self.exit_chance(new))  # the chance that it has not exited
                 stopped |= survival <= 1 - config.exit_probability
             state = new
             reading.states.append(state)
