@@ -171,6 +171,16 @@ def test_a_cache_continues_after_written_steps(factor: int) -> None:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
+def test_the_unit_of_latents_is_computed_once_a_call() -> None:
+    model, tables = made(), []
+    ids = torch.tensor([[10, 11, START]])
+    model.get_input_embeddings().register_forward_hook(lambda *call: tables.append(call[1][0].numel() == 40))
+    tokens = model.generate(ids, do_sample=False, pad_token_id=0, max_new_tokens=4)
+    assert (tokens == LATENT).sum() > 1
+    assert sum(tables) == 1
+    assert model._unit is None  # weights may change before the next call
+
+
 def test_groups_are_found_between_the_markers() -> None:
     text = batch(QUESTIONS[1:])
     ids, real = text["input_ids"], text["attention_mask"].bool()

@@ -28,6 +28,7 @@ from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import shared_seed
+from mentalese.values import temporarily
 
 LEAST = -5.0
 """The least log standard deviation: a latent that is certain would have any density."""
@@ -164,6 +165,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         self.latent_head = LatentHead(config.hidden_size)
         self.speed = nn.Embedding(1, config.hidden_size)
         self._step: int | None = None
+        self._unit: Tensor | None = None  # the result of `_scale` in a call of `generate`
         self.post_init()
 
     @property
@@ -253,6 +255,8 @@ class ColarForCausalLM(CoconutForCausalLM):
 
     def _scale(self) -> Tensor:
         """Return the root mean square of the embeddings, the unit of the latent head."""
+        if self._unit is not None:
+            return self._unit
         table = self.get_input_embeddings()(torch.arange(self.config.vocab_size, device=self.device)).detach()
         return table.square().mean(dtype=torch.float32).sqrt()
 
@@ -288,7 +292,8 @@ class ColarForCausalLM(CoconutForCausalLM):
         remedy = "without a cache each token would follow from other latents; set use_cache=True, or a temperature of 0"
         self.config.require(cached or not self.config.latent_temperature, "latent_temperature", remedy)
         processors = LogitsProcessorList([*(logits_processor or ()), Thinking(self.config)])
-        return super().generate(*inputs, logits_processor=processors, **options)
+        with temporarily(self, _unit=self._scale()):
+            return super().generate(*inputs, logits_processor=processors, **options)
 
     # -- training and cost -------------------------------------------------------------------------------------------
 
