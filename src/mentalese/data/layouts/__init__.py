@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mentalese.data.layouts.base import KINDS, Layout, RowLayout
-from mentalese.data.layouts.qa import QuestionAnswer
+from mentalese.data.layouts.qa import QuestionAnswer, QuestionRows
 from mentalese.data.layouts.text import AsIs, Marked, Packed, PerDocument, SentenceStreams
 from mentalese.errors import InputError, nearest
 from mentalese.values import checked
@@ -15,6 +15,7 @@ __all__ = [
     "Packed",
     "PerDocument",
     "QuestionAnswer",
+    "QuestionRows",
     "RowLayout",
     "SentenceStreams",
     "layout_class",

@@ -25,12 +25,27 @@ LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id
 
 
 @checked_dataclass("layout")
-class QuestionAnswer(RowLayout):
-    """Rows of one question with its steps and its answer; the model predicts everything after the question.
+class QuestionRows(RowLayout):
+    """Rows of one question each.
 
     Attributes:
         sequence_length: the most tokens per row.
         batch_size: questions per optimiser step, over all ranks and micro-batches.
+        too_long: the treatment of records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
+            every split, each record that is longer with all of its steps and the most latents, and reports their
+            number.
+    """
+
+    too_long: Literal["error", "skip"] = "error"
+
+    questions = True
+
+
+@checked_dataclass("layout")
+class QuestionAnswer(QuestionRows):
+    """Rows of one question with its steps and its answer; the model predicts everything after the question.
+
+    Attributes:
         stage: the number of first steps that are left out; above `stages`, all of them (Coconut's curriculum; phases
             raise it).
         stages: the last stage that keeps later steps.
@@ -41,9 +56,6 @@ class QuestionAnswer(RowLayout):
         latents_per_step: latents between markers after the question, times the stage (at most `stages`); `None`:
             neither latents nor markers.
         latents: the number of latents at every stage; `None`: it follows from `latents_per_step`.
-        too_long: the treatment of records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
-            every split, each record that is longer with all of its steps and the most latents, and reports their
-            number.
     """
 
     stage: NonNegative = 0
@@ -53,11 +65,9 @@ class QuestionAnswer(RowLayout):
     uniform_prob: Share = 0.0
     latents_per_step: NonNegative | None = None
     latents: NonNegative | None = None
-    too_long: Literal["error", "skip"] = "error"
 
     kind = "qa"
     changeable = (*RowLayout.changeable, "stage", "latents", "uniform_prob")
-    questions = True
 
     def __post_init__(self) -> None:
         tokens, smoothing, uniform = self.removal == "tokens", self.removal_smoothing, self.uniform_prob

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from mentalese.data.layouts import QuestionAnswer, RowLayout
+from mentalese.data.layouts import QuestionAnswer, QuestionRows
 from mentalese.data.rows import Rows, ordinals
 from mentalese.errors import require
 from mentalese.values import checked_dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mentalese.data.prompts import PromptEncoder, TextRow
     from mentalese.data.split import Split
 
-Questions = TypeVar("Questions", bound=RowLayout)
+Questions = TypeVar("Questions", bound=QuestionRows)
 
 
 @checked_dataclass("layout")
@@ -65,7 +65,7 @@ class QuestionSteps(QuestionAnswer):
         return batch | written_steps(split, rows.target, rows.rest, rows.gap - 2, per_step)
 
 
-class StudentQuestions(RowLayout):
+class StudentQuestions(QuestionRows):
     """Rows of one question that are asked and scored as layout `qa` has them; a subclass lays out those for training.
 
     Attributes:
@@ -73,8 +73,6 @@ class StudentQuestions(RowLayout):
     """
 
     latents: int | None
-    too_long: Literal["error", "skip"]
-    questions = True
 
     @property
     def student(self) -> QuestionAnswer:
@@ -124,7 +122,7 @@ class StudentQuestions(RowLayout):
         return self.student.protocol(evaluation, data)
 
 
-def sized(kind: type[Questions], layout: QuestionAnswer | StudentQuestions, **fields: Any) -> Questions:
+def sized(kind: type[Questions], layout: QuestionRows, **fields: Any) -> Questions:
     """Return a layout of this kind with the sizes of another one, and with other fields."""
     names = ("sequence_length", "batch_size", "too_long")
     return kind(**{name: getattr(layout, name) for name in names}, **fields)

@@ -36,17 +36,12 @@ class QuestionPairs(StudentQuestions):
     """Two rows per question: the teacher's with written steps, and the student's with latents.
 
     Attributes:
-        sequence_length: the most tokens per row.
-        batch_size: questions per optimiser step, over all ranks and micro-batches.
         latents: the number of latents in a student's row.
         last_step: the teacher's row has the last step too, whose result is the answer (the paper leaves it out).
-        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves out, of
-            every split, each record that is longer with all of its steps and the latents, and reports their number.
     """
 
     latents: Positive = 6
     last_step: bool = False
-    too_long: Literal["error", "skip"] = "error"
 
     kind = "qa_pairs"
 

@@ -32,17 +32,14 @@ if TYPE_CHECKING:
 class CompressedSteps(StudentQuestions):
     """Rows of one question with its steps between markers and its answer; everything after `<start>` is predicted.
 
+    `sequence_length` counts tokens before they are merged.
+
     Attributes:
-        sequence_length: the most tokens per row, before they are merged.
-        batch_size: questions per optimiser step, over all ranks and micro-batches.
         latents: the number of latents of questions and scores (`--latents`); `None`: the model ends thinking, and
             scores read the written steps. Training has `None`.
-        too_long: what happens to records longer than `sequence_length`: `error` refuses the run; `skip` leaves them
-            out, of every split, and reports their number.
     """
 
     latents: NonNegative | None = None
-    too_long: Literal["error", "skip"] = "error"
 
     kind = "qa_compressed"
 
