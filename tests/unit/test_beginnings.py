@@ -30,6 +30,7 @@ from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.families.codi.layout import QuestionPairs
+from mentalese.families.colar.layout import CompressedSteps
 from mentalese.models.grow import grow
 from mentalese.models.saved import Saved
 from mentalese.models.text_tokenizer import text_tokenizer
@@ -222,6 +223,7 @@ LAYOUTS: list[Layout] = [
     QuestionAnswer(),
     QuestionSteps(stage=1, stages=2, latents_per_step=1),
     QuestionPairs(latents=2),
+    CompressedSteps(),
     Packed(sequence_length=64),
     PerDocument(sequence_length=64),
     Marked(sequence_length=64),
@@ -393,6 +395,21 @@ def test_latents_begin_each_turn_of_the_assistant(base: Path) -> None:
     expected = expected.replace("assistant: ", f"assistant: {latents}")
     assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == expected
     assert add_markers(tokenizer, latents=True).chat_template == plain.chat_template
+
+
+@pytest.mark.parametrize("latents", [None, 2])
+@pytest.mark.parametrize("kind", ["llama_3", "gpt_2"])
+def test_a_model_that_ends_its_thinking_is_asked_up_to_there(base: Path, latents: int | None) -> None:
+    """CoLaR goes on after `<start>`; thinking before an answer that is given has ended."""
+    marked = add_markers(AutoTokenizer.from_pretrained(base), latents=True)
+    tokenizer = text_tokenizer(marked, CompressedSteps(latents=latents), DataConfig())
+    asked, answered = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": "### 12"}
+    ids = tokenizer.apply_chat_template([asked], add_generation_prompt=True, return_dict=False)
+    assert ids == tokenizer(QUESTION)["input_ids"]
+    thinking = ["<|start-latent|>"] if latents is None else ["<|start-latent|>", *["<|latent|>"] * 2, "<|end-latent|>"]
+    assert names(tokenizer, ids[-len(thinking) :]) == thinking
+    text = tokenizer.apply_chat_template([asked, answered], tokenize=False)
+    assert f"<|start-latent|>{'<|latent|>' * (latents or 0)}<|end-latent|>### 12" in text
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])

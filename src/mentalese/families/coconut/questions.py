@@ -118,6 +118,9 @@ class StudentQuestions(QuestionRows):
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         return self.student.prompt_row(text, encoder)
 
+    def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        return self.student.chat_template(tokenizer)
+
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         return self.student.protocol(evaluation, data)
 

@@ -108,9 +108,6 @@ class QuestionPairs(StudentQuestions):
         batch |= {"attention_mask": mask, "question_lengths": questions.repeat(2)}
         return batch | written_steps(split, rows.target, answer, gap[len(rows) :] - 2, 1, first_row=len(rows))
 
-    def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        return self.student.chat_template(tokenizer)
-
     def protocol(self, evaluation: EvaluationConfig, data: DataConfig) -> dict[str, Any]:
         context = "whole records: the answer after the question and its latents"
         return super().protocol(evaluation, data) | {"context": context}

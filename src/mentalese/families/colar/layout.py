@@ -91,3 +91,11 @@ class CompressedSteps(StudentQuestions):
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         row = super().prompt_row(text, encoder)
         return row if self.latents is not None else row[:-1]
+
+    def chat_template(self, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Return the template of questions; the question that is asked last ends in `<start>`, as in `prompt_row`."""
+        from mentalese.data.tokenizers import LATENT_MARKERS
+
+        template = super().chat_template(tokenizer)
+        before, _, after = template.rpartition(LATENT_MARKERS["latent_end_token_id"])
+        return template if self.latents is not None else before + after
