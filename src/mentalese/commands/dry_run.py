@@ -105,7 +105,7 @@ def estimate(recipe: Recipe) -> Estimate:
     layers, width = model.config.num_hidden_layers, model.config.hidden_size
     used_weights = run.parameters["non_embedding"] + model.output_weight().numel()
     layer_bytes = 0.0
-    for batch in map(plan.batch, plan.longest_steps()):
+    for batch in map(plan.batch, plan.longest_steps):
         tokens, length = batch["input_ids"].numel(), batch["input_ids"].shape[1]
         plain_flops = 2 * tokens * (used_weights + 2 * length * width * layers)
         plain_bytes = _ACTIVATIONS * (1 if train.precision == "bf16" else 2) * width * tokens
@@ -155,7 +155,7 @@ def kept_bytes(run: Run) -> int:
     run.step.train()
     run.model.before_step(0)
     kept = []
-    for step in run.plan.longest_steps():
+    for step in run.plan.longest_steps:
         batch = to_device(run.plan.batch(step), run.parallel.device)
         inputs = [value for value in batch.values() if isinstance(value, Tensor)]
         with LiveBytes([*run.model.parameters(), *run.model.buffers(), *inputs]) as tensors, run.autocast():
@@ -182,7 +182,7 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
             run.one_step()
         _synchronise(parallel.device)
         seconds, flops = time.perf_counter() - began, run.flops - flops
-        for step in run.plan.longest_steps():
+        for step in run.plan.longest_steps:
             release_free_memory()
             run.state.step = step
             run.one_step()

@@ -108,8 +108,9 @@ class Plan:
             batch["labels"].fill_(IGNORED)
         return batch
 
+    @cached_property
     def longest_steps(self) -> list[int]:
-        """Return the steps of the first and of the last epoch whose rows take the most columns.
+        """The steps of the first and of the last epoch whose rows take the most columns.
 
         Phases may make rows longer, or their passes more.
         """
