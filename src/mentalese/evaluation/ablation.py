@@ -198,9 +198,8 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
 
 def _beginning(saved: Saved, split: Split, document: int) -> tuple[ThoughtTrace, list[int] | None]:
     """Return the trace of as much of a document as the context has room for, and the model's `read_thoughts` of it."""
-    model: Any = saved.model
-    trace = saved.trace(document_ids(saved, split, document)[: context_length(model.config)])
-    return trace, model.read_thoughts(trace)
+    trace = saved.trace(document_ids(saved, split, document)[: context_length(saved.model.config)])
+    return trace, saved.model.read_thoughts(trace)
 
 
 def _changes(trace: ThoughtTrace, read: Sequence[int], nats: Tensor) -> dict[str, Tensor]:

@@ -236,6 +236,13 @@ class LanguageModel(_Module):
         nll = self.token_nll(batch | {"labels": ids.masked_fill(~scored, IGNORED)}).masked_fill(~scored, math.nan)
         return [self._new_trace(row, {"surprisal": values}) for row, values in zip(ids, nll)]
 
+    def read_thoughts(self, trace: ThoughtTrace) -> list[int] | None:
+        """Return the numbers of a trace's thoughts that the model reads, in the order in which it makes them.
+
+        It is empty if what the model reads is not a vector of the trace, and `None` if it is decisions about tokens.
+        """
+        return [*range(len(trace.thoughts))]
+
     @staticmethod
     def _check_options(options: Mapping[str, object], known: Iterable[str]) -> None:
         for name, value in options.items():

@@ -436,13 +436,6 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         traces = self._scored(input_ids, torch.ones_like(input_ids).bool(), self.read_copies(input_ids, **options))
         return torch.stack([trace.scores["surprisal"] for trace in traces])
 
-    def read_thoughts(self, trace: ThoughtTrace) -> list[int] | None:
-        """Return the numbers of a trace's thoughts that the model reads, in the order in which it makes them.
-
-        It is empty if what the model reads is not a vector of the trace, and `None` if it is decisions about tokens.
-        """
-        return [*range(len(trace.thoughts))]
-
     def traces(self, batch: Batch, **options: Any) -> list[ThoughtTrace]:
         """See `LanguageModel.traces`; `options` are the model's `forward_options`."""
         if not self.causal:

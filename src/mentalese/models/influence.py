@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mentalese.errors import require
+from mentalese.errors import InputError, require
+from mentalese.models.base import LanguageModel
 from mentalese.models.config import has_own_thoughts
 from mentalese.models.generation import seeded
+from mentalese.models.hf import LatentThoughtModel
 from mentalese.nn.controls import OneThought
 from mentalese.values import temporarily
 
@@ -18,7 +19,9 @@ ROWS = 16
 """Copies of a text that are read at once."""
 
 
-def influence(model: Any, input_ids: Tensor, values: Sequence[Tensor] | None = None, **options: object) -> Tensor:
+def influence(
+    model: LanguageModel, input_ids: Tensor, values: Sequence[Tensor] | None = None, **options: object
+) -> Tensor:
     """Return what each token loses if one thought is replaced, in nats [thoughts, length]; NaN without a score.
 
     A batch contains the text once for each thought. Thoughts are in the order in which the model makes them: sentence
@@ -34,8 +37,6 @@ def influence(model: Any, input_ids: Tensor, values: Sequence[Tensor] | None = N
     Raises:
         InputError: the model has no thoughts of its own, or none that could have these values.
     """
-    remedy = "it has no thoughts of its own, use a model of a family that thinks, trained without a thought_control"
-    require(has_own_thoughts(model.config), "model", model.config.model_type, remedy)
     own, made = _read(model, input_ids, OneThought(-1), options)
     count = made.count if values is None else min(made.count, len(values))
     remedy = "its thoughts are decisions about each token, which another text does not have"
@@ -51,13 +52,18 @@ def influence(model: Any, input_ids: Tensor, values: Sequence[Tensor] | None = N
     return torch.cat(changed) if changed else own[:0]
 
 
-def thoughts_of(model: Any, input_ids: Tensor, **options: object) -> list[Tensor]:
+def thoughts_of(model: LanguageModel, input_ids: Tensor, **options: object) -> list[Tensor]:
     """Return the thoughts [1, ..] that a model makes of a text [length], in their order."""
     return [*_read(model, input_ids, OneThought(-1), options)[1].made.values()]
 
 
-def _read(model: Any, input_ids: Tensor, one: OneThought, options: Mapping[str, object]) -> tuple[Tensor, OneThought]:
+def _read(
+    model: LanguageModel, input_ids: Tensor, one: OneThought, options: Mapping[str, object]
+) -> tuple[Tensor, OneThought]:
     """Return the surprisal [rows, length] of the text in each row of the control."""
+    if not isinstance(model, LatentThoughtModel) or not has_own_thoughts(model.config):
+        remedy = "it has no thoughts of its own, use a model of a family that thinks, trained without a thought_control"
+        raise InputError(f"model is {model.config.model_type!r}: {remedy}", "model")
     copies = input_ids.expand(len(one.number) if isinstance(one.number, Tensor) else 1, -1)
     with torch.no_grad(), seeded(model, 0), temporarily(model.config, thought_control=one):
         return model.surprisal_of_copies(copies, **options), one

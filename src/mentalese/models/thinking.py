@@ -15,6 +15,7 @@ from mentalese.data.layouts import Layout
 from mentalese.data.rows import document_windows
 from mentalese.data.tokenizers import decode, special_ids
 from mentalese.errors import require
+from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
 from mentalese.models.generation import seeded, stops
 from mentalese.models.influence import influence, thoughts_of
@@ -96,7 +97,9 @@ def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
     return _prompt(saved, decode(ids, saved.tokenizer))[0]
 
 
-def _add_influence(model: Any, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object) -> None:
+def _add_influence(
+    model: LanguageModel, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object
+) -> None:
     """Add the influence of each thought to a trace, see `mentalese.models.influence.influence`.
 
     The curve is of each thought on all that follows it, the link of thought j on the tokens of thought i (their mean),

@@ -575,7 +575,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 trace.curves[name] = torch.cosine_similarity(by_pass[:1], by_pass, dim=-1)
 
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
-        """See `LatentThoughtModel.read_thoughts`: latents, not the concept stream after them."""
+        """See `LanguageModel.read_thoughts`: latents, not the concept stream after them."""
         return [number for number, thought in enumerate(trace.thoughts) if thought.label == "latent"]
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:

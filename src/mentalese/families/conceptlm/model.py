@@ -459,5 +459,5 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
                     error[chunk] = errors[j - 1]
 
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
-        """See `LatentThoughtModel.read_thoughts`: predictions, not the concepts that they predict."""
+        """See `LanguageModel.read_thoughts`: predictions, not the concepts that they predict."""
         return [number for number, thought in enumerate(trace.thoughts) if thought.label == "predicted"]

@@ -475,5 +475,5 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                 trace.thoughts.append(Thought(encoded.states[-1][row, column].detach(), column, column + 1, "state"))
 
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
-        """See `LatentThoughtModel.read_thoughts`: a thought is a turn of all tokens, and the trace has their states."""
+        """See `LanguageModel.read_thoughts`: a thought is a turn of all tokens, and the trace has their states."""
         return []

@@ -477,4 +477,4 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
                 trace.streams = encoded.genealogy(row, self.config.num_hidden_layers)
 
     def read_thoughts(self, trace: ThoughtTrace) -> None:
-        """See `LatentThoughtModel.read_thoughts`: a thought is the decisions about a token, not a stream."""
+        """See `LanguageModel.read_thoughts`: a thought is the decisions about a token, not a stream."""
