@@ -20,7 +20,6 @@ drawn from it, with so many times its standard deviation, and their log density 
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +98,7 @@ class SampledThoughts(GRPOTrainer):
     training: the noise is part of a row.
     """
 
-    def __init__(self, *arguments: Any, thought_noise: float, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.thought_noise = thought_noise
+    thought_noise: float
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         noise = DrawnNoise(self.thought_noise)
@@ -132,9 +129,7 @@ class ThinkingPolicy(GRPOTrainer):
     The log-probability of a latent is the decision to go on, plus the log density of its vector if that is drawn.
     """
 
-    def __init__(self, *arguments: Any, thought_noise: float, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.thought_noise = thought_noise
+    thought_noise: float
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         made = MadeLatents(len(inputs), self.model.config.hidden_size)
@@ -168,16 +163,18 @@ def trainer(saved: mentalese.Saved, out: Path, thought_noise: float = 0.0, **set
     """GRPO on the model itself, without a reference model. The tokenizer puts the latents after a question."""
     kind: Any = GRPOTrainer
     if saved.model.config.model_type == "colar":
-        kind = partial(ThinkingPolicy, thought_noise=thought_noise)
+        kind = ThinkingPolicy
     elif thought_noise:
-        kind = partial(SampledThoughts, thought_noise=thought_noise)
-    return kind(
+        kind = SampledThoughts
+    made: GRPOTrainer = kind(
         saved.model,
         reward,
         args=GRPOConfig(str(out), **SETTINGS | {"max_completion_length": saved.evaluation.answer_tokens} | settings),
         train_dataset=questions(saved),
         processing_class=text_tokenizer(saved.tokenizer, saved.layout, saved.data),
     )
+    made.thought_noise = thought_noise
+    return made
 
 
 def report(when: str, saved: mentalese.Saved) -> None:
