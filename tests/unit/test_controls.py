@@ -189,8 +189,9 @@ def test_numbers_choose_the_thought_of_each_row() -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_models_without_thoughts_are_refused(name: str, corpus: Path) -> None:
     model, row = text_of(name, corpus)
-    with pytest.raises(InputError, match=f"model is '{model.config.model_type}': it has no thoughts of its own"):
-        influence(model, row)
+    for read in (influence, thoughts_of):
+        with pytest.raises(InputError, match=f"model is '{model.config.model_type}': it has no thoughts of its own"):
+            read(model, row)
 
 
 def test_thoughts_under_a_control_are_refused(corpus: Path) -> None:

@@ -42,7 +42,7 @@ class Rows:
         return len(self.start)
 
     def __getitem__(self, which: np.ndarray) -> Rows:
-        return Rows(*(None if f is None else f[which] for f in vars(self).values()))  # type: ignore[arg-type]
+        return Rows(**{name: values[which] for name, values in vars(self).items() if values is not None})
 
     @property
     def lengths(self) -> np.ndarray:

@@ -252,6 +252,7 @@ PAIRED = (*WINDOWED, "gpt2", "gpt_neox", "llama")
 
 
 _INHERITED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings", "initializer_range")
+_FROM_BACKBONE: Any = None  # until `__post_init__` has set the field
 
 
 class WrappedDecoderConfig(LatentThoughtConfig):
@@ -267,11 +268,11 @@ class WrappedDecoderConfig(LatentThoughtConfig):
     model_type = "wrapped_decoder"
     default_backbone = "gpt2"
     backbone: Fields | None = None
-    hidden_size: int = None  # type: ignore[assignment]
-    num_hidden_layers: int = None  # type: ignore[assignment]
-    num_attention_heads: int = None  # type: ignore[assignment]
-    tie_word_embeddings: bool = None  # type: ignore[assignment]
-    initializer_range: float = None  # type: ignore[assignment]
+    hidden_size: int = _FROM_BACKBONE
+    num_hidden_layers: int = _FROM_BACKBONE
+    num_attention_heads: int = _FROM_BACKBONE
+    tie_word_embeddings: bool = _FROM_BACKBONE
+    initializer_range: float = _FROM_BACKBONE
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.backbone = self.backbone or {"model_type": self.default_backbone}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -143,15 +143,14 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the text of each token; joined, they are the whole text. Of one character the first token has it all."""
     texts: list[str] = []
-    read: Callable[..., Any] = tokenizer.decode
     start, special = 0, special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
         before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space at the start of a text
-        text = read([*before, *ids[start:end]])
+        text = str(tokenizer.decode([*before, *ids[start:end]]))
         going_on = end < len(ids) and end - start < _LONGEST_CHARACTER and ids[end] not in special
         if text.endswith("�") and going_on:
             continue
-        texts += [text.removeprefix(read(before))] + [""] * (end - start - 1)
+        texts += [text.removeprefix(str(tokenizer.decode(before)))] + [""] * (end - start - 1)
         start = end
     return texts
 

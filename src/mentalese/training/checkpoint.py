@@ -181,10 +181,12 @@ class Checkpointer:
         outcomes = [outcome] * self.parallel.world_size
         if self._group is not None:
             dist.all_gather_object(outcomes, outcome, group=self._group)
+        results = []
         for each in outcomes:
             if isinstance(each, Exception):
                 raise each
-        return outcomes  # type: ignore[return-value]
+            results.append(each)
+        return results
 
 
 class _Writer(dcp.FileSystemWriter):

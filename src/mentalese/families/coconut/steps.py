@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from mentalese.data.batch import Batch
 from mentalese.families.coconut.config import LatentsConfig
@@ -46,7 +47,7 @@ class StepDecoder(nn.Module):
         output = self.body(inputs_embeds=inputs, attention_mask=masks, use_cache=False)
         return output.last_hidden_state[:, latents.shape[1] - 1 :]
 
-    def start_from(self, backbone: Any) -> None:
+    def start_from(self, backbone: PreTrainedModel) -> None:
         """Copy the decoder's first layers, its positions and its final norm."""
         weights = backbone.base_model.state_dict()
         self.body.load_state_dict({name: weights[name] for name in self.body.state_dict()})

@@ -404,7 +404,7 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
     from mentalese.models.thinking import document_ids
 
     split = saved.split("test")
-    columns: dict[str, list[Any]] = {"influence (nats)": [], "attention (share)": []}
+    columns: dict[str, list[list[float]]] = {"influence (nats)": [], "attention (share)": []}
     holders = []
     for number in range(min(documents, len(split.document_bytes))):
         trace = saved.trace(document_ids(saved, split, number))
