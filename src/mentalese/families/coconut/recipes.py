@@ -18,6 +18,7 @@ Table 1 is `table1-DATA-METHOD`, Tables 2 and 3 and Figure 5 are `table2-*`, `ta
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
@@ -91,14 +92,18 @@ def method(recipe: Recipe, name: str, curriculum: Curriculum, **fields: object) 
     if name == "sim-cot":
         model["step_decoder_layers"] = layers(recipe.model)
         layout = QuestionSteps(**{field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)})
+    phases = () if name in ("cot", "no-cot", "pause") else curriculum.phases(implicit=name == "icot")
+    return named_for(recipe, name, TITLES[name], model=model, layout=layout, phases=phases)
+
+
+def named_for(recipe: Recipe, method: str, title: str, **changes: Any) -> Recipe:
+    """Return the recipe with these fields under the name of a method, to be compared with `cot`."""
     return dataclasses.replace(
         recipe,
-        name=f"{recipe.name}-{name}",
-        description=f"{recipe.description}: {TITLES[name]}",
-        model=model,
-        layout=layout,
-        phases=() if name in ("cot", "no-cot", "pause") else curriculum.phases(implicit=name == "icot"),
-        baseline=None if name == "cot" else f"{recipe.name}-cot",
+        name=f"{recipe.name}-{method}" if method else recipe.name,
+        description=f"{recipe.description}: {title}",
+        baseline=None if method == "cot" else f"{recipe.name}-cot",
+        **changes,
     )
 
 

@@ -17,7 +17,7 @@ import dataclasses
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama, llama3_rotary
 from mentalese.families.coconut.questions import sized
-from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers
+from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers, named_for
 from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
 from mentalese.families.codi.layout import QuestionPairs
@@ -47,14 +47,7 @@ def method(recipe: Recipe, name: str, latents: int = 6, **fields: object) -> Rec
         }
         model = {"model_type": "codi", "backbone": model, **fields, **changes.get(name, {})}
         layout = sized(QuestionPairs, layout, latents=latents)
-    return dataclasses.replace(
-        recipe,
-        name=f"{recipe.name}-{name}" if name else recipe.name,
-        description=f"{recipe.description}: {TITLES[name]}",
-        model=model,
-        layout=layout,
-        baseline=None if name == "cot" else f"{recipe.name}-cot",
-    )
+    return named_for(recipe, name, TITLES[name], model=model, layout=layout)
 
 
 def variants(recipe: Recipe, latents: int = 6, **fields: object) -> list[Recipe]:

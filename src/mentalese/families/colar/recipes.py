@@ -16,6 +16,7 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import initial_weights, llama
 from mentalese.families.coconut.questions import sized
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
+from mentalese.families.coconut.recipes import named_for
 from mentalese.families.colar.layout import CompressedSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
@@ -37,14 +38,7 @@ def method(recipe: Recipe, name: str, **fields: object) -> Recipe:
         control: Fields = {"thought_control": "removed"} if name == "removed" else {}
         model = {"model_type": "colar", "backbone": model, **fields, **control}
         layout = sized(CompressedSteps, layout)
-    return dataclasses.replace(
-        recipe,
-        name=f"{recipe.name}-{name}" if name else recipe.name,
-        description=f"{recipe.description}: {TITLES[name]}",
-        model=model,
-        layout=layout,
-        baseline=None if name == "cot" else f"{recipe.name}-cot",
-    )
+    return named_for(recipe, name, TITLES[name], model=model, layout=layout)
 
 
 def variants(recipe: Recipe, **fields: object) -> list[Recipe]:
