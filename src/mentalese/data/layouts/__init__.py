@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mentalese.data.layouts.base import KINDS, Layout, RowLayout
+from mentalese.data.layouts.base import KINDS, Layout, RowLayout, Scored
 from mentalese.data.layouts.qa import QuestionAnswer, QuestionRows
 from mentalese.data.layouts.text import AsIs, Marked, Packed, PerDocument, SentenceStreams
 from mentalese.errors import InputError, nearest
@@ -17,6 +17,7 @@ __all__ = [
     "QuestionAnswer",
     "QuestionRows",
     "RowLayout",
+    "Scored",
     "SentenceStreams",
     "layout_class",
     "layout_of",

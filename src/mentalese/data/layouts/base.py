@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 _BATCHES_SORTED_TOGETHER = 50
+Scored = Literal["lexical", "all"] | None
+"""The tokens whose labels are scored, see `EvaluationConfig.tokens`; `None` in training."""
 KINDS: dict[str, type[Layout]] = {}
 """Every layout that has been imported, by kind: the built-in ones, and those that families bring."""
 
@@ -134,13 +136,7 @@ class Layout(ABC):
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def assemble(
-        self,
-        split: Split,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        scored: Literal["lexical", "all"] | None = None,
-        *,
-        left: bool = False,
+        self, split: Split, rows: Rows, tokenizer: PreTrainedTokenizerBase, scored: Scored = None, *, left: bool = False
     ) -> Batch:
         """Copy rows out of the store; `left`: padded on the left, so that they can be continued.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mentalese.data.documents import one_line
-from mentalese.data.layouts.base import RowLayout
+from mentalese.data.layouts.base import RowLayout, Scored
 from mentalese.data.rows import Rows
 from mentalese.data.split import Split
 from mentalese.errors import InputError, require
@@ -167,13 +167,7 @@ class QuestionAnswer(QuestionRows):
         return Rows(start, target, stop, rest=rest, gap=gap)
 
     def assemble(
-        self,
-        split: Split,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        scored: Literal["lexical", "all"] | None = None,
-        *,
-        left: bool = False,
+        self, split: Split, rows: Rows, tokenizer: PreTrainedTokenizerBase, scored: Scored = None, *, left: bool = False
     ) -> Batch:
         """Return the batch of every layout, with `question_lengths` int64 [rows]."""
         import torch

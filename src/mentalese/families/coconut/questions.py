@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mentalese.data.layouts import QuestionAnswer, QuestionRows
+from mentalese.data.layouts import QuestionAnswer, QuestionRows, Scored
 from mentalese.data.rows import Rows, ordinals
 from mentalese.errors import require
 from mentalese.values import checked_dataclass
@@ -47,13 +47,7 @@ class QuestionSteps(QuestionAnswer):
         require_steps(self.kind, split)
 
     def assemble(
-        self,
-        split: Split,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        scored: Literal["lexical", "all"] | None = None,
-        *,
-        left: bool = False,
+        self, split: Split, rows: Rows, tokenizer: PreTrainedTokenizerBase, scored: Scored = None, *, left: bool = False
     ) -> Batch:
         """Return a batch of `qa`; in training it also has the steps."""
         batch = super().assemble(split, rows, tokenizer, scored, left=left)

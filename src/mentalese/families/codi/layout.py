@@ -10,11 +10,11 @@ the model finds the token before the answer, `###`, in both. Scores and answers 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mentalese.data.layouts import Layout, QuestionAnswer
+from mentalese.data.layouts import Layout, QuestionAnswer, Scored
 from mentalese.data.rows import Rows
 from mentalese.errors import require
 from mentalese.families.coconut.questions import StudentQuestions, sized, written_steps
@@ -78,13 +78,7 @@ class QuestionPairs(StudentQuestions):
         return self.teacher.training_rows(split, generator)
 
     def assemble(
-        self,
-        split: Split,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        scored: Literal["lexical", "all"] | None = None,
-        *,
-        left: bool = False,
+        self, split: Split, rows: Rows, tokenizer: PreTrainedTokenizerBase, scored: Scored = None, *, left: bool = False
     ) -> Batch:
         """Return, for training, the pairs of rows and the steps that the students' latents replace (`written_steps`).
 

@@ -10,11 +10,11 @@ After a question the model makes its latents and ends them.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mentalese.data.layouts import Layout, QuestionAnswer
+from mentalese.data.layouts import Layout, QuestionAnswer, Scored
 from mentalese.data.rows import Rows
 from mentalese.errors import require
 from mentalese.families.coconut.questions import StudentQuestions, sized
@@ -62,13 +62,7 @@ class CompressedSteps(StudentQuestions):
         return super().answer_lengths(split) + 1
 
     def assemble(
-        self,
-        split: Split,
-        rows: Rows,
-        tokenizer: PreTrainedTokenizerBase,
-        scored: Literal["lexical", "all"] | None = None,
-        *,
-        left: bool = False,
+        self, split: Split, rows: Rows, tokenizer: PreTrainedTokenizerBase, scored: Scored = None, *, left: bool = False
     ) -> Batch:
         """Return the batch of every layout; in training the end of thinking has a label too."""
         import torch
