@@ -37,7 +37,8 @@ def influence(
     Raises:
         InputError: the model has no thoughts of its own, or none that could have these values.
     """
-    own, made = _read(model, input_ids, OneThought(-1), options)
+    made = OneThought(-1)
+    own = _read(model, input_ids, made, options)
     count = made.count if values is None else min(made.count, len(values))
     remedy = "its thoughts are decisions about each token, which another text does not have"
     require(values is None or bool(made.made), "model", model.config.model_type, remedy)
@@ -48,22 +49,22 @@ def influence(
     for first in range(0, count, ROWS):
         numbers = torch.arange(first, min(first + ROWS, count), device=input_ids.device)
         others = None if values is None else torch.cat([values[number] for number in numbers.tolist()])
-        changed.append(_read(model, input_ids, OneThought(numbers, values=others), options)[0] - own)
+        changed.append(_read(model, input_ids, OneThought(numbers, values=others), options) - own)
     return torch.cat(changed) if changed else own[:0]
 
 
 def thoughts_of(model: LanguageModel, input_ids: Tensor, **options: object) -> list[Tensor]:
     """Return the thoughts [1, ..] that a model makes of a text [length], in their order."""
-    return [*_read(model, input_ids, OneThought(-1), options)[1].made.values()]
+    made = OneThought(-1)
+    _read(model, input_ids, made, options)
+    return [*made.made.values()]
 
 
-def _read(
-    model: LanguageModel, input_ids: Tensor, one: OneThought, options: Mapping[str, object]
-) -> tuple[Tensor, OneThought]:
+def _read(model: LanguageModel, input_ids: Tensor, one: OneThought, options: Mapping[str, object]) -> Tensor:
     """Return the surprisal [rows, length] of the text in each row of the control."""
     if not isinstance(model, LatentThoughtModel) or not has_own_thoughts(model.config):
         remedy = "it has no thoughts of its own, use a model of a family that thinks, trained without a thought_control"
         raise InputError(f"model is {model.config.model_type!r}: {remedy}", "model")
     copies = input_ids.expand(len(one.number) if isinstance(one.number, Tensor) else 1, -1)
     with torch.no_grad(), seeded(model, 0), temporarily(model.config, thought_control=one):
-        return model.surprisal_of_copies(copies, **options), one
+        return model.surprisal_of_copies(copies, **options)
