@@ -65,12 +65,14 @@ class LanguageModel(_Module):
         inner_gradients: the training step calls `autograd.grad` itself, so FSDP2 keeps parameters gathered.
         about_thoughts: a sentence about this model's thoughts for readers of a trace; empty if it has none.
         shown: contents of a trace by name, in addition to `SHOWN` or overriding it.
+        step_seed: the seed of the training step; `None` outside `mentalese train`.
     """
 
     causal = True
     inner_gradients = False
     about_thoughts = ""
     shown: ClassVar[Mapping[str, Shown]] = {}
+    step_seed: int | None = None
 
     @property
     def estimators(self) -> tuple[str, ...]:
@@ -153,10 +155,14 @@ class LanguageModel(_Module):
 
     def target_weights(self, batch: Batch, **settings: Any) -> Tensor | None:
         """Return the weights [batch, length] of `labels` in the training loss, or `None` if all count the same."""
+        self.refuse(settings)
+        return None
+
+    def refuse(self, settings: Mapping[str, object]) -> None:
+        """Raise `InputError` for settings of the training loss that this model does not have."""
         for name, value in settings.items():
             field = f"phases.model.{name}"
             raise InputError(f"{field} is {value!r}: {type(self).__name__} has no such training setting", field)
-        return None
 
     def training_settings(self) -> dict[str, tuple[float, float]]:
         """Return the settings of `training_loss` that phases may change, each with its least and its largest value."""
@@ -173,10 +179,12 @@ class LanguageModel(_Module):
         return LossOutput(*self.next_token_loss(self.final_hidden_states(batch), batch["labels"], weights))
 
     def before_step(self, seed: int) -> None:
-        """Draw values once per step, such as the model's depth, by a seed that all ranks and micro-batches share."""
+        """Set the seed by which all ranks and micro-batches of a step draw values, such as the model's depth."""
+        self.step_seed = seed
 
     def after_step(self) -> None:
         """Update parts that learn without a gradient, after each optimiser step, or each `forward` with labels."""
+        self.step_seed = None
 
     def next_token_loss(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy in nats of labels [batch, length] under `weights` like them, and their sum."""

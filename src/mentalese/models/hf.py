@@ -446,7 +446,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             return self(**read, output_thoughts=True, use_cache=False, logits_to_keep=1, **options).thoughts
 
     @staticmethod
-    def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> Tensor:
+    def real_tokens(input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None = None) -> Tensor:
         """Return bool [batch, length], true at this call's tokens; raise `InputError` for a mask that does not fit."""
         if cache is not None:
             cache.check_room(input_ids.shape[1])

@@ -34,8 +34,13 @@ class LatentsConfig(WrappedDecoderConfig):
     parallel_passes: Positive | None = None
 
     @property
+    def mode(self) -> str:
+        """The input of a latent position, see `CoconutConfig`."""
+        return "coconut"
+
+    @property
     def has_thoughts(self) -> bool:
-        return True
+        return self.mode != "pause"
 
     @property
     def reads_windows(self) -> bool:
@@ -68,10 +73,6 @@ class CoconutConfig(LatentsConfig):
     gates: tuple[GateName, ...] = GATES
     gate_biases: tuple[float, float, float] = (-0.28, -1.0, -1.5)
     write_passes: Positive | None = None
-
-    @property
-    def has_thoughts(self) -> bool:
-        return self.mode != "pause"
 
     def validate_architecture(self) -> None:
         super().validate_architecture()

@@ -473,7 +473,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         loss, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         output = LossOutput(loss, weight, encoded=lambda: encoded)
         self._add_step_loss(output, batch, encoded)
-        return self._all_trained(output, self.concept_stream)
+        return self._all_trained(output)
 
     def _add_step_loss(self, output: LossOutput, batch: Batch, encoded: CoconutEncoded) -> None:
         """Add the loss of the step decoder, if there is one, on the steps that the latents of a batch replace."""
@@ -485,13 +485,11 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
         output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
         output.loss = output.loss + self.config.step_weight * loss
-        self._all_trained(output, self.step_decoder)
 
-    @staticmethod
-    def _all_trained(output: LossOutput, module: nn.Module | None) -> LossOutput:
-        """Return the output connected to all weights of a module, so that unused ones get zero gradients."""
-        if module is not None:
-            output.loss = output.loss + 0.0 * sum(p.sum() for p in module.parameters())
+    def _all_trained(self, output: LossOutput) -> LossOutput:
+        """Return the output connected to all weights outside the backbone, so that unused ones get zero gradients."""
+        if added := [p.sum() for name, p in self.named_parameters() if not name.startswith("backbone.")]:
+            output.loss = output.loss + 0.0 * sum(added)
         return output
 
     def start_from_backbone(self) -> None:
@@ -516,8 +514,8 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         return self._targets(super().scored_labels(batch, estimator))
 
     def forward_flops(self, batch: Batch) -> int:
-        ids, mask = batch["input_ids"], batch.get("attention_mask")
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        ids = batch["input_ids"]
+        real = self.real_tokens(ids, batch.get("attention_mask"))
         is_latent = (ids == self.config.latent_token_id) & real
         places = self._places(is_latent, real, continued=False, together=False)
         prompt, passes, columns = places.prompt, places.thinks.shape[1], places.source.shape[1]

@@ -27,8 +27,3 @@ class CodiConfig(LatentsConfig):
 
     model_type = "codi"
     distillation_weight: NonNegativeNumber = 1.0
-
-    @property
-    def mode(self) -> str:
-        """The mode of Coconut: latents read hidden states."""
-        return "coconut"

@@ -54,7 +54,7 @@ class CodiForCausalLM(CoconutForCausalLM):
 
     def target_weights(self, batch: Batch, **settings: object) -> Tensor:
         """Return weights [R, L] that sum to 1 over the targets of a row."""
-        super().target_weights(batch, **settings)
+        self.refuse(settings)
         targets = (self._targets(batch["labels"])[:, 1:] != IGNORED).sum(1).clamp(min=1)
         return (1 / targets)[:, None].expand(batch["labels"].shape)
 
@@ -73,12 +73,12 @@ class CodiForCausalLM(CoconutForCausalLM):
             output.loss = output.loss + gamma * distance
             encoded.hidden_states = None  # frees copies that the backward pass does not need
         self._add_step_loss(output, batch, encoded)
-        return self._all_trained(output, self.projection)
+        return self._all_trained(output)
 
     def _distances(self, batch: Batch, encoded: CoconutEncoded) -> Tensor:
         """Return the distances [H] of Eq. 4, means over layers of |sg(teacher) - student| / std; 0 without a pair."""
-        ids, mask = batch["input_ids"], batch.get("attention_mask")
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        ids = batch["input_ids"]
+        real = self.real_tokens(ids, batch.get("attention_mask"))
         at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)
         assert encoded.hidden_states is not None
         rows, half = torch.arange(len(at), device=ids.device), len(is_pair)

@@ -42,11 +42,6 @@ class ColarConfig(LatentsConfig):
     latent_temperature: NonNegativeNumber = 0.0
     max_latents: Positive = 64
 
-    @property
-    def mode(self) -> str:
-        """The mode of Coconut: latents follow from hidden states."""
-        return "coconut"
-
     def validate_architecture(self) -> None:
         super().validate_architecture()
         soft = self.latent_loss == "soft_mse"

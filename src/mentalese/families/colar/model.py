@@ -21,6 +21,7 @@ from mentalese.data.batch import Batch
 from mentalese.errors import require
 from mentalese.families.coconut.model import CoconutEncoded, CoconutForCausalLM
 from mentalese.families.colar.config import ColarConfig
+from mentalese.families.colar.plain import LatentHead
 from mentalese.models.base import LossOutput
 from mentalese.models.cache import ThoughtCache
 from mentalese.models.hf import Limits
@@ -29,23 +30,6 @@ from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
 from mentalese.nn.noise import shared_seed
 from mentalese.values import temporarily
-
-LEAST = -5.0
-"""The least log standard deviation: a latent that is certain would have any density."""
-
-
-class LatentHead(nn.Module):
-    """The mean and the log standard deviation of the next latent, in units of the embeddings' root mean square."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
-        self.mean, self.log_std = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log standard deviation [.., d] after hidden states [.., d]."""
-        inner = self.body(hidden)
-        return self.mean(inner), self.log_std(inner).clamp(min=LEAST)
 
 
 @dataclass
@@ -164,7 +148,6 @@ class ColarForCausalLM(CoconutForCausalLM):
         super().__init__(config)
         self.latent_head = LatentHead(config.hidden_size)
         self.speed = nn.Embedding(1, config.hidden_size)
-        self._step: int | None = None
         self._unit: Tensor | None = None  # the result of `_scale` in a call of `generate`
         self.post_init()
 
@@ -297,25 +280,18 @@ class ColarForCausalLM(CoconutForCausalLM):
 
     # -- training and cost -------------------------------------------------------------------------------------------
 
-    def before_step(self, seed: int) -> None:
-        """See `LanguageModel.before_step`; c depends on the step."""
-        self._step = seed
-
-    def after_step(self) -> None:
-        self._step = None
-
     def _drawn_factor(self) -> int:
         """Return c: in training drawn, for a step or, outside `mentalese train`, for a batch on all ranks."""
         if not self.training:
             return self.config.factor
-        seed = shared_seed() if self._step is None else self._step
+        seed = shared_seed() if self.step_seed is None else self.step_seed
         return 1 + seed % self.config.max_factor
 
     def target_weights(self, batch: Batch, **settings: object) -> Tensor:
         """Return weights [B, L] that sum to 1 over the tokens of a group; in evaluation mode of the config's factor."""
-        super().target_weights(batch, **settings)
+        self.refuse(settings)
         ids, factor = batch["input_ids"], self._drawn_factor()
-        return self._weights(ids, self._columns(ids, self.real_tokens(ids, batch.get("attention_mask"), None), factor))
+        return self._weights(ids, self._columns(ids, self.real_tokens(ids, batch.get("attention_mask")), factor))
 
     @staticmethod
     def _weights(ids: Tensor, columns: Columns | None) -> Tensor:
@@ -328,7 +304,7 @@ class ColarForCausalLM(CoconutForCausalLM):
 
         `metrics` holds `ntp`, `latent` and the step's `factor`.
         """
-        CoconutForCausalLM.target_weights(self, batch, **settings)
+        self.refuse(settings)
         ids, labels, factor = batch["input_ids"], batch["labels"], self._drawn_factor()
         encoded = self.encode(ids, batch.get("attention_mask"), factor=factor)
         columns = None if encoded.merged is None else encoded.merged.columns
@@ -337,7 +313,7 @@ class ColarForCausalLM(CoconutForCausalLM):
         latent = latent / weight.clamp(min=1)
         metrics = {"ntp": ntp.detach(), "latent": latent.detach(), "factor": torch.full_like(weight, factor)}
         output = LossOutput(ntp + self.config.latent_weight * latent, weight, metrics, encoded=lambda: encoded)
-        return self._all_trained(self._all_trained(output, self.latent_head), self.speed)
+        return self._all_trained(output)
 
     def _latent_loss(self, merged: Merged, labels: Tensor) -> Tensor:
         """Return the sum over latents, except of groups without labels, of their losses, means over channels."""
@@ -354,7 +330,7 @@ class ColarForCausalLM(CoconutForCausalLM):
     def _flops(self, batch: Batch, factor: int) -> tuple[int, int]:
         """Return the FLOPs of a forward pass, and of the latent head in training."""
         ids = batch["input_ids"]
-        columns = self._columns(ids, self.real_tokens(ids, batch.get("attention_mask"), None), factor)
+        columns = self._columns(ids, self.real_tokens(ids, batch.get("attention_mask")), factor)
         if columns is None:
             return super().forward_flops(batch), 0
         (rows, length), width = ids.shape, columns.first.shape[1]
@@ -369,7 +345,7 @@ class ColarForCausalLM(CoconutForCausalLM):
     def training_flops(self, batch: Batch, **settings: object) -> int:
         """See `LanguageModel.training_flops`; at the factor of the step, outside a step at the mean of all."""
         every = range(1, self.config.max_factor + 1)
-        factors = every if self._step is None else [1 + self._step % self.config.max_factor]
+        factors = every if self.step_seed is None else [1 + self.step_seed % self.config.max_factor]
         return 3 * sum(sum(self._flops(batch, factor)) for factor in factors) // len(factors)
 
     # -- traces ------------------------------------------------------------------------------------------------------

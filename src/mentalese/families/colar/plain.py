@@ -32,13 +32,6 @@ class Question(NamedTuple):
     answer: Tensor
 
 
-class Answer(NamedTuple):
-    """An answer: `latents` [N, hidden], and `tokens` [n] after the end of thinking."""
-
-    latents: Tensor
-    tokens: Tensor
-
-
 class Colar(nn.Module):
     """A decoder with a second head, for the next latent."""
 
@@ -85,8 +78,10 @@ class Colar(nn.Module):
         return (error**2 + log_std.exp() ** 2 - self.config.entropy_weight * log_std).mean()
 
     @torch.no_grad()
-    def answer(self, question: Tensor, factor: int, max_new_tokens: int, eos_token_id: int | None = None) -> Answer:
-        """Return the latents and the greedy answer to a question [q].
+    def answer(
+        self, question: Tensor, factor: int, max_new_tokens: int, eos_token_id: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the latents [N, hidden], and the greedy answer [n] after the end of thinking, to a question [q].
 
         Thinking ends when its end is more likely than all tokens of steps together.
         """
@@ -105,7 +100,7 @@ class Colar(nn.Module):
             inputs = torch.cat((inputs, self.embed(tokens[-1][None])))
             if tokens[-1] == eos_token_id:
                 break
-        return Answer(torch.stack(latents) if latents else inputs[:0], torch.stack(tokens))
+        return torch.stack(latents) if latents else inputs[:0], torch.stack(tokens)
 
     def prompt(self, question: Tensor, factor: int) -> Tensor:
         """Return the vectors [q + 1, hidden] of a question and of the start of thinking, which has the factor."""

@@ -89,7 +89,7 @@ class MTPForCausalLM(LayeredDecoder[MTPEncoded]):
         """Return the sum of all heads' mean losses (Gloeckle et al., Eq. 2); `metrics` has each, the first as `ntp`."""
         weights = self.target_weights(batch, **settings)
         ids, mask = batch["input_ids"], batch.get("attention_mask")
-        encoded, real = self.encode(ids, mask, trace=True), self.real_tokens(ids, mask, None)
+        encoded, real = self.encode(ids, mask, trace=True), self.real_tokens(ids, mask)
         loss, weight = self.next_token_loss(encoded.hidden, batch["labels"], weights)
         metrics = {"ntp": loss.detach()}
         for ahead, hidden in enumerate(encoded.future, 1):

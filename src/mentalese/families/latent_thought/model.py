@@ -150,7 +150,7 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
             return super().training_loss(batch, **settings)
         (name,) = self.training_settings()
         value = settings.pop(name, None)
-        self.target_weights(batch, **settings)
+        self.refuse(settings)
         used = inference_config(self, **({name: value} if self.encoder is None else {}))
         config.fast_learning_rate = used.fast_learning_rate
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))

@@ -187,7 +187,6 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             self.block_norm = copy.deepcopy(self.final_norm)
         self.adapter = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.exit_gate = nn.Linear(config.hidden_size, 1) if config.exit_entropy is not None else None
-        self._step: int | None = None  # the seed of a training step
         self.post_init()
 
     def initialize(self, module: nn.Module) -> None:
@@ -337,13 +336,6 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
 
     # -- training and cost -------------------------------------------------------------------------------------------
 
-    def before_step(self, seed: int) -> None:
-        """See `LanguageModel.before_step`; r and the noise depend on the step."""
-        self._step = seed
-
-    def after_step(self) -> None:
-        self._step = None
-
     def training_settings(self) -> dict[str, tuple[float, float]]:
         ranges = {"turns": (1.0, math.inf), "gate_only": (1.0, 1.0)}
         return ranges if self.exit_gate is not None else {"turns": ranges["turns"]}
@@ -363,7 +355,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         weights = self.target_weights(batch, **settings)
         turns, seed = round(mean), 0
         if self.training:
-            seed = shared_seed() if self._step is None else self._step
+            seed = shared_seed() if self.step_seed is None else self.step_seed
             turns = drawn_turns(mean, seed) if self.exit_gate is None else turns
         if self.exit_gate is not None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not gate_only):
@@ -427,7 +419,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         """See `LanguageModel.training_flops`; at the r of the step, outside a step at the mean of r."""
         mean = settings.pop("turns", self.config.turns)
         once, turn, read = self._flops(batch)
-        seeds = range(DRAWS) if self._step is None else (self._step,)
+        seeds = range(DRAWS) if self.step_seed is None else (self.step_seed,)
         samples = [drawn_turns(mean, seed) for seed in seeds]
         if self.exit_gate is not None:  # every turn is read
             samples = [round(mean)]

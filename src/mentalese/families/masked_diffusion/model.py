@@ -149,7 +149,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         """Return the places of rows that are tokens, bool [B, N], or `None` if all are; waits once for a GPU."""
         if attention_mask is None:
             return None
-        real = self.real_tokens(input_ids, attention_mask, None)
+        real = self.real_tokens(input_ids, attention_mask)
         counts = real.sum(1).tolist()
         self.check_rows(counts)
         return real if min(counts) < input_ids.shape[1] else None
@@ -196,7 +196,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         Tokens without a label and the first token of a row are not targets and are never masked.
         """
         ids, mask = batch["input_ids"], batch.get("attention_mask")
-        rows = PackedRows.unpadded(ids) if mask is None else PackedRows.of(self.real_tokens(ids, mask, None))
+        rows = PackedRows.unpadded(ids) if mask is None else PackedRows.of(self.real_tokens(ids, mask))
         self.check_rows(rows.on_host)
         return rows, rows.gather(ids), F.pad(rows.targets(batch["labels"]), (1, 0), value=IGNORED)
 
@@ -218,7 +218,7 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
 
         Times are spread evenly over the rows of the batch, see `training_times`.
         """
-        self.target_weights(batch, **settings)
+        self.refuse(settings)
         rows, ids, targets = self._targets(batch)
         seed = shared_seed()
         times = training_times(len(ids), seed, ids.device)

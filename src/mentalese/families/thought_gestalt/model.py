@@ -309,7 +309,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
 
     def target_weights(self, batch: Batch, *, eos_weight: float = 1.0, **settings: Any) -> Tensor:
         """Return `eos_weight` for ends of sentences (section 2.3), 0 for their starts, 1 for all other tokens."""
-        super().target_weights(batch, **settings)
+        self.refuse(settings)
         labels = batch["labels"]
         weights = torch.where(labels == self.config.sentence_end_token_id, eos_weight, 1.0)
         return weights.masked_fill(labels == self.config.sentence_start_token_id, 0.0)

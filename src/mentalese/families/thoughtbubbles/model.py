@@ -312,7 +312,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     def training_loss(self, batch: Batch, **settings: object) -> LossOutput:
         """Return the mean cross-entropy; the selection is the config's."""
-        self.target_weights(batch, **settings)
+        self.refuse(settings)
         if self.training and self.config.selection == "causal" and self._lacks_thresholds():
             self._find_first_thresholds()
         encoded = self.encode(batch["input_ids"], batch.get("attention_mask"), calibrate=self.training)
@@ -349,6 +349,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     def after_step(self) -> None:
         """See `LanguageModel.after_step`; moves the thresholds of the causal selection."""
+        super().after_step()
         share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
         for decision in self.decisions.values():
             decision.after_step(share)
