@@ -295,7 +295,7 @@ def test_a_text_is_scored_after_its_beginning(base: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama_3", "chat_glm", "qwen"])
-@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:5], ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:6], ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
 def test_a_run_of_a_grown_model_keeps_the_beginning(
     kind: str, base: Path, layout: Layout, records: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BATCHES_SORTED_TOGETHER = 50
 Scored = Literal["lexical", "all"] | None
-"""The tokens whose labels are scored, see `EvaluationConfig.tokens`; `None` in training."""
+"""The tokens with labels in a batch, see `EvaluationConfig.tokens`; `None`: the targets of training."""
 KINDS: dict[str, type[Layout]] = {}
 """Every layout that has been imported, by kind: the built-in ones, and those that families bring."""
 
