@@ -23,6 +23,7 @@ def sizes(name: str, vocabulary: int) -> dict[str, int]:
         return count_parameters(AutoModelForCausalLM.from_config(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_builds_a_model(name: str) -> None:
     recipe = get_recipe(name)

@@ -240,6 +240,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"layers_per_turn": 2}, {"layers_per_turn": 1, "attention_layout": "cross_self"},
     {"layers_per_turn": 1, "memory": "prefix"},
 ]  # fmt: skip
+ONLY_TRAINING = {"memory_gradient_window", "next_vector_weight"}
 
 
 def plain_of(model: ThoughtGestaltForCausalLM) -> ThoughtGestalt:
@@ -590,7 +591,7 @@ def generate(model: ThoughtGestaltForCausalLM, rows: list[list[int]], **options:
     )
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("fields", [fields for fields in VARIANTS if not ONLY_TRAINING & fields.keys()], ids=str)
 def test_cached_logits_are_uncached_logits_for_ragged_rows(fields: dict[str, Any]) -> None:
     for seed in range(2):
         model = make(seed, **fields)
