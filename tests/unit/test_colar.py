@@ -259,6 +259,17 @@ def test_a_trace_shows_which_tokens_a_latent_is_made_of() -> None:
         torch.testing.assert_close(thought.vector, plain_of(model).merge(group))
 
 
+@pytest.mark.parametrize("ids", [row_of(QUESTIONS[0]), torch.tensor([10, 11, START, LATENT, LATENT, END, 30])])
+def test_a_latent_stands_beside_the_tokens_predicted_for_it(ids: Tensor) -> None:
+    model = made("llama", factor=3)
+    output = model(ids[None], output_thoughts=True)
+    assert output.thoughts[0].thoughts
+    for thought in output.thoughts[0].thoughts:
+        best = output.logits[0, thought.start - 1].softmax(-1).topk(5)
+        assert [token for token, _ in thought.nearest] == best.indices.tolist()
+        assert [share for _, share in thought.nearest] == pytest.approx(best.values.tolist(), rel=1e-4)
+
+
 # -- latents that the model makes --------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ class Thought:
         label: kind of the thought, if a model has several.
         layer: the block that it belongs to.
         codes: its nearest codes, one per codebook.
-        nearest: token ids and their probabilities when the output embedding reads the vector, best first.
+        nearest: token ids and their probabilities when the output embedding reads the vector or, in CoLaR, the state
+            that predicts it; best first.
     """
 
     vector: Tensor

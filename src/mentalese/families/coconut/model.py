@@ -552,9 +552,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         `curves` contains, per pass, each gate's mean, and `retention`: the cosine of the state before each latent with
         the state before the first latent (Figure 3 of AGCLR). `retention_gated` uses h'_t instead of h_t.
         """
-        vectors, states = {"latent": encoded.latents}, {"retention": encoded.states}
+        vectors, states = {"latent": (encoded.latents, self._decoded(encoded))}, {"retention": encoded.states}
         if self.concept_stream is not None:
-            vectors["concept"], states["retention_gated"] = encoded.concepts, encoded.latents
+            vectors["concept"] = encoded.concepts, encoded.concepts
+            states["retention_gated"] = encoded.latents
         for row, trace in enumerate(traces):
             columns = encoded.is_latent[row].nonzero()[:, 0].tolist()
             if self.config.mode == "pause":
@@ -562,9 +563,9 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
                 trace.thoughts = [Thought(embedded[at], at, at + 1, "latent") for at in columns]
                 continue
             for number, at in enumerate(columns):
-                for label, passes in vectors.items():
-                    vector = passes[number][row].detach()
-                    trace.thoughts.append(Thought(vector, at, at + 1, label, nearest=self._nearest(vector)))
+                for label, (passes, decoded) in vectors.items():
+                    nearest = self._nearest(decoded[number][row])
+                    trace.thoughts.append(Thought(passes[number][row].detach(), at, at + 1, label, nearest=nearest))
             if columns:
                 gates = encoded.gates[: len(columns)]
                 trace.curves |= {name: torch.stack([gate[name][row].mean() for gate in gates]) for name in gates[0]}
@@ -575,6 +576,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
     def read_thoughts(self, trace: ThoughtTrace) -> list[int]:
         """See `LanguageModel.read_thoughts`: latents, not the concept stream after them."""
         return [number for number, thought in enumerate(trace.thoughts) if thought.label == "latent"]
+
+    def _decoded(self, encoded: CoconutEncoded) -> list[Tensor]:
+        """Return the vectors [B, d] by pass that the head reads to show latents in words."""
+        return encoded.latents
 
     def _nearest(self, vector: Tensor) -> tuple[tuple[int, float], ...]:
         """Return the most likely tokens if the vector [d] were a final hidden state."""

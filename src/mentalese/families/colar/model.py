@@ -355,13 +355,17 @@ class ColarForCausalLM(CoconutForCausalLM):
         super().fill(traces, encoded, real)
         if not isinstance(encoded, ColarEncoded) or encoded.merged is None:
             return
-        columns, vectors = encoded.merged.columns, encoded.merged.vectors.detach()
+        columns, vectors, before = encoded.merged.columns, encoded.merged.vectors.detach(), encoded.merged.before
         first, count = (values.gather(1, columns.at).tolist() for values in (columns.first, columns.count))
         for row, trace in enumerate(traces):
             for number in range(int(columns.grouped[row].sum())):
-                vector, start = vectors[row, number], first[row][number]
-                end, nearest = start + count[row][number], self._nearest(vector)
-                trace.thoughts.append(Thought(vector, start, end, "latent", nearest=nearest))
+                start, nearest = first[row][number], self._nearest(before[row, number])
+                end = start + count[row][number]
+                trace.thoughts.append(Thought(vectors[row, number], start, end, "latent", nearest=nearest))
+
+    def _decoded(self, encoded: CoconutEncoded) -> list[Tensor]:
+        """See `CoconutForCausalLM`: the states before latents, from which the head predicts the tokens of a group."""
+        return encoded.states
 
 
 def _columns_of(values: Tensor, columns: Tensor) -> Tensor:
