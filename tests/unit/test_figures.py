@@ -10,6 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
@@ -372,6 +373,8 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     assert write_figure("suite", [str(path)], tmp_path / "closed.svg") == numbers
     assert numbers["tasks"] == [{"name": "topics", "methods": methods}]
     picture = (tmp_path / "closed.svg").read_text()
+    groups = fromstring(picture).iterfind(".//{*}g[@id]")
+    assert len(picture.splitlines()) == 1 + len([*groups]), "a line for each group, not for each point"
     assert picture.count("topics/") == 0
     assert picture.count("<!-- a (mechanism) -->") == picture.count("<!-- b (twin) -->") == 1
     assert picture.count("what lies beyond -25% and 110% is drawn there") == 1

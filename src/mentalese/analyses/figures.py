@@ -104,9 +104,9 @@ def write_figure(
         with whole_file(out) as file:
             picture.savefig(file, dpi=150, metadata=metadata, format=out.suffix.removeprefix("."))
             if out.suffix == ".svg":
-                # One line per element; matplotlib writes one per point.
-                svg = re.sub(r"\n\s*(?=[^<\s])", " ", file.read_text(encoding="utf-8"))
-                file.write_text(re.sub(r"\n\s*(?=/?>)", "", svg), encoding="utf-8")
+                # One line per group; matplotlib writes one per point.
+                svg = re.sub(r" *\n\s*+(?!<g id=|\Z)", " ", file.read_text(encoding="utf-8"))
+                file.write_text(svg, encoding="utf-8")
     about = {"figure": name, "paths": list(paths), "commit": provenance.commit(), "command": provenance.command()}
     write_text(place, compact_json(about | numbers) + "\n")
     return numbers
