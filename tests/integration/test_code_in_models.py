@@ -63,7 +63,7 @@ COMMANDS = {
 NO_MODEL = {"tokenizer", "compare", "prepare", "hub tokenizer", "push"}
 """Commands that open only the tokenizer, or upload files as they are."""
 REFUSED = {
-    "ablate": "has no thoughts to ablate|is defined by code of its own",
+    "ablate": "has no thoughts of its own|is defined by code of its own",
     "hub": "hub cannot be reached",
     "source": "hub cannot be reached",
     "file": "is not a JSON object",

@@ -132,18 +132,16 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "message"),
+    ("name", "fields"),
     [
-        ("gpt2/tiny", {}, "it has no thoughts to ablate, use a model"),
-        ("latent_thought/tiny-ar", {}, "has no thoughts to ablate"),
-        ("conceptlm/tiny", {"thought_control": "swapped"}, "thought_control of .* is 'swapped'"),
+        ("gpt2/tiny", {}),
+        ("latent_thought/tiny-ar", {}),
+        ("conceptlm/tiny", {"thought_control": "swapped"}),
     ],
 )
-def test_a_model_without_thoughts_is_refused(
-    name: str, fields: dict[str, str], message: str, tmp_path: Path, corpus: Path
-) -> None:
+def test_a_model_without_thoughts_is_refused(name: str, fields: dict[str, str], tmp_path: Path, corpus: Path) -> None:
     model = load(saved(tmp_path / "run", shrink(get_recipe(name), corpus), **fields))
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=f"model is '{model.path}': the model has no thoughts of its own, use one of"):
         ablation.run(model)
 
 

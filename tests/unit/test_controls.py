@@ -190,13 +190,13 @@ def test_numbers_choose_the_thought_of_each_row() -> None:
 def test_models_without_thoughts_are_refused(name: str, corpus: Path) -> None:
     model, row = text_of(name, corpus)
     for read in (influence, thoughts_of):
-        with pytest.raises(InputError, match=f"model is '{model.config.model_type}': it has no thoughts of its own"):
+        with pytest.raises(InputError, match=f"model is '{model.config.model_type}': the model has no thoughts of its own"):
             read(model, row)
 
 
 def test_thoughts_under_a_control_are_refused(corpus: Path) -> None:
     model, _ = made("looped/tiny", corpus, "removed")
-    with pytest.raises(InputError, match="model is 'looped': it has no thoughts of its own"):
+    with pytest.raises(InputError, match="model is 'looped': the model has no thoughts of its own"):
         influence(model, torch.tensor([1, 2, 3]))
 
 

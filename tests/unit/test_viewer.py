@@ -130,7 +130,7 @@ def test_influence_is_shown_as_each_family_has_thoughts(
 
 
 def test_influence_needs_thoughts_and_a_text_at_once(runs: dict[str, Path]) -> None:
-    with pytest.raises(InputError, match="it has no thoughts of its own, use a model of a family that thinks"):
+    with pytest.raises(InputError, match="the model has no thoughts of its own, use one of a family that thinks"):
         load(runs["gpt2"]).think(TEXT, influence=True)
     with pytest.raises(InputError, match="influence needs it at once, at most"):
         load(runs["conceptlm"]).think(200 * TEXT, influence=True)
@@ -481,9 +481,10 @@ def test_a_model_without_its_thoughts_has_the_same_options(
 
     monkeypatch.setattr(Saved, "think", noted)
     words = ["think", str(runs["latent_thought"]), "--text", TEXT, "--out", str(tmp_path / "think.html")]
-    given = ["--config", "fast_learning_rate=0.125", "--fast-steps", "2", "--against", "noisy"]
+    given = ["--config", "fast_learning_rate=0.125", "--fast-steps", "2", "--influence", "--against", "noisy"]
     assert cli.main([*words, *given]) == 0
-    assert read == [(None, 0.125, {"fast_steps": 2}), ("noisy", 0.125, {"fast_steps": 2})]
+    own = {"fast_steps": 2, "influence": True, "patch": None}
+    assert read == [(None, 0.125, own), ("noisy", 0.125, {"fast_steps": 2})]
     assert cli.main([*words, "--config", "thought_control=removed", "--against", "removed"]) == 2
     assert "has no thoughts of its own" in capsys.readouterr().err
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from mentalese.commands.options import ModelPath, given_text
-from mentalese.errors import InputError, require
+from mentalese.errors import InputError
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Positive, Texts, checked_dataclass
 
@@ -59,7 +60,7 @@ def run(options: Options) -> None:
     from mentalese.files import check_place, write_text
 
     check_place(options.out, "--out")
-    from mentalese.models.config import has_own_thoughts
+    from mentalese.models.config import require_own_thoughts
     from mentalese.models.saved import load
     from mentalese.provenance import command
     from mentalese.viewer import think_page
@@ -70,15 +71,14 @@ def run(options: Options) -> None:
         saved = saved.without_chat()
     against = None
     if options.against in ("removed", "noisy"):  # not swapped: there is no other text
-        remedy = f"{options.model} has no thoughts of its own, name another model"
-        require(has_own_thoughts(saved.model.config), "--against", options.against, remedy)
+        require_own_thoughts(saved.model.config, "--against", options.against)
         without = load(options.model, config=fields | {"thought_control": options.against})
         against = without.at(options.stage, options.latents)
     elif options.against is not None:
         against = load(options.against)
-    settings = {
+    settings: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
-        "influence": options.influence or None,
+        "influence": options.influence,
         "patch": options.patch,
         "fast_steps": options.fast_steps,
     }

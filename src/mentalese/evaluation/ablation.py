@@ -18,11 +18,11 @@ from mentalese.evaluation.paired import compare_scores
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.evaluation.statistics import bootstrap_questions, bootstrap_ratio
 from mentalese.models.build import context_length
+from mentalese.models.config import require_own_thoughts
 from mentalese.models.generation import seeded
 from mentalese.models.influence import influence
 from mentalese.models.saved import Saved
 from mentalese.models.thinking import document_ids
-from mentalese.models.trace import ThoughtTrace
 from mentalese.nn.controls import CONTROLS, OneThought, ThoughtControl
 from mentalese.screen import progress
 from mentalese.values import temporarily
@@ -41,7 +41,7 @@ def run(
     """Score a split's texts, or ask its questions, once with the model's own thoughts and once under each control.
 
     With `options.each` also with only one thought replaced: of questions each latent under each control, of texts each
-    thought by a constant, see `_one_by_one`.
+    thought by a constant, see `_changes`.
 
     Returns:
         `ablations`, own thoughts first, without `swapped` if there is only one text: `thoughts` (`own`, or a control of
@@ -53,10 +53,7 @@ def run(
     """
     options = options or AblationOptions()
     config = saved.model.config
-    thinks = getattr(config, "has_thoughts", False)
-    require(thinks, "model", str(saved.path), "it has no thoughts to ablate, use a model of a family that thinks")
-    control = config.thought_control
-    require(control is None, f"thought_control of {saved.path}", control, "use a model that was trained without it")
+    require_own_thoughts(config, "model", str(saved.path))
     saved = options.read_by(saved)
     rows = max(2, saved.evaluation.batch_size)  # thoughts are swapped between them
     saved = saved.scored_by(max_documents=options.documents, tokens="lexical", batch_size=rows)
@@ -72,12 +69,9 @@ def run(
         require(not options.each or bool(latents), "each", True, "the model answers without latents, remove it")
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:
-        if options.each:
-            _, read = _beginning(saved, split, 0)
-            remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
-            require(read is not None, "each", True, remedy)
+        changes = _changes(saved, split, show) if options.each else []
         reference, ablations = _scored(saved, split, [*_kinds(controls)], show)
-        ablations += _one_by_one(saved, split, float(np.nanmean(reference)), show) if options.each else []
+        ablations += _one_by_one(changes, float(np.nanmean(reference))) if changes else []
     documents = saved.evaluation.documents(len(split.document_bytes))
     tokens = int((~np.isnan(reference)).sum())
     counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
@@ -169,20 +163,41 @@ def _scored(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tu
     return values[OWN], entries
 
 
-def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entry]:
-    """Return what tokens lose, in nats, if one thought is a constant: an entry by distance, or by thought.
+def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
+    """Return what tokens of each document lose, in nats, if one thought is a constant: by distance, or by thought.
 
     The distance is the number of parts (sentences, chunks) from the thought's own to the token's; distances above
     `FARTHEST` are one group. Thoughts of the whole text are counted from its start. Of documents longer than the
     context only the beginning is read.
     """
-    rows: list[dict[str, Tensor]] = []
+    model, rows = saved.model, list[dict[str, Tensor]]()
     documents = saved.evaluation.documents(len(split.document_bytes))
     with progress("Replacing one thought at a time", documents, show=show) as bar:
         for number in range(documents):
-            trace, read = _beginning(saved, split, number)
-            rows.append(_changes(trace, read or [], influence(saved.model, trace.input_ids)))
+            trace = saved.trace(document_ids(saved, split, number)[: context_length(model.config)])
+            read = model.read_thoughts(trace)
+            remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
+            require(read is not None, "each", True, remedy)
+            nats = influence(model, trace.input_ids).double().cpu()
+            rows.append(_by_distance([slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read], nats))
             bar.update(number + 1)
+    return rows
+
+
+def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
+    """Return the changes of a text's tokens, its `influence`, by the distance from thoughts, or by thought."""
+    spans = spans[: len(nats)]
+    if len({(span.start, span.stop) for span in spans}) <= 1:
+        return {f"thought {number + 1}": changed for number, changed in enumerate(nats)}
+    parts: dict[int, list[Tensor]] = defaultdict(list)
+    for number, changed in enumerate(nats[: len(spans)]):
+        for distance, span in enumerate(spans[number:]):
+            parts[min(distance, FARTHEST + 1)].append(changed[span])
+    return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}
+
+
+def _one_by_one(rows: Sequence[Mapping[str, Tensor]], own: float) -> list[Entry]:
+    """Return an entry for each distance or thought, from the changes of documents and the score of own thoughts."""
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)
     sums, counts = (
@@ -194,21 +209,3 @@ def _one_by_one(saved: Saved, split: Split, own: float, show: bool) -> list[Entr
         _entry(f"{name}, removed", own + mean, mean, bounds, i)
         for i, (name, mean) in enumerate(zip(names, means.tolist()))
     ]
-
-
-def _beginning(saved: Saved, split: Split, document: int) -> tuple[ThoughtTrace, list[int] | None]:
-    """Return the trace of as much of a document as the context has room for, and the model's `read_thoughts` of it."""
-    trace = saved.trace(document_ids(saved, split, document)[: context_length(saved.model.config)])
-    return trace, saved.model.read_thoughts(trace)
-
-
-def _changes(trace: ThoughtTrace, read: Sequence[int], nats: Tensor) -> dict[str, Tensor]:
-    """Return the changes of tokens in nats, of a text's `influence`, by distance or by thought."""
-    spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read[: len(nats)]]
-    if len({(span.start, span.stop) for span in spans}) <= 1:
-        return {f"thought {number + 1}": changed for number, changed in enumerate(nats.double().cpu())}
-    parts: dict[int, list[Tensor]] = defaultdict(list)
-    for number, changed in enumerate(nats.double().cpu()[: len(spans)]):
-        for distance, span in enumerate(spans[number:]):
-            parts[min(distance, FARTHEST + 1)].append(changed[span])
-    return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}

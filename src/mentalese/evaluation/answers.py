@@ -31,7 +31,7 @@ from mentalese.evaluation.metric import ACCURACY, Metric
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.files import sealed, write_json, write_text
-from mentalese.models.config import has_own_thoughts
+from mentalese.models.config import require_own_thoughts
 from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.models.scoring import Perplexity
@@ -234,8 +234,8 @@ def ask(
             the shots, or no room for an answer in the model's context; raised before the model answers.
     """
     prompts = QuestionPrompts(saved, split, options, examples)
-    noise, remedy = options.thought_noise, "the model has no thoughts of its own, remove it"
-    require(noise is None or has_own_thoughts(saved.model.config), "thought_noise", noise, remedy)
+    if options.thought_noise is not None:
+        require_own_thoughts(saved.model.config, "thought_noise", options.thought_noise)
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, right_answers = prompts.questions, prompts.right_answers

@@ -181,6 +181,12 @@ def has_own_thoughts(config: PreTrainedConfig) -> bool:
     return getattr(config, "has_thoughts", False) and config.thought_control is None
 
 
+def require_own_thoughts(config: PreTrainedConfig, name: str, value: object) -> None:
+    """Raise `InputError` about a field that needs a model with thoughts of its own."""
+    remedy = "the model has no thoughts of its own, use one of a family that thinks, trained without a thought_control"
+    require(has_own_thoughts(config), name, value, remedy)
+
+
 def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
     """Return the Hugging Face config of a decoder from its `model_type` and fields, which the field `where` contains.
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mentalese.errors import InputError, require
+from mentalese.errors import require
 from mentalese.models.base import LanguageModel
-from mentalese.models.config import has_own_thoughts
+from mentalese.models.config import require_own_thoughts
 from mentalese.models.generation import seeded
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.nn.controls import OneThought
@@ -62,9 +62,8 @@ def thoughts_of(model: LanguageModel, input_ids: Tensor, **options: object) -> l
 
 def _read(model: LanguageModel, input_ids: Tensor, one: OneThought, options: Mapping[str, object]) -> Tensor:
     """Return the surprisal [rows, length] of the text in each row of the control."""
-    if not isinstance(model, LatentThoughtModel) or not has_own_thoughts(model.config):
-        remedy = "it has no thoughts of its own, use a model of a family that thinks, trained without a thought_control"
-        raise InputError(f"model is {model.config.model_type!r}: {remedy}", "model")
+    require_own_thoughts(model.config, "model", model.config.model_type)
+    assert isinstance(model, LatentThoughtModel)
     copies = input_ids.expand(len(one.number) if isinstance(one.number, Tensor) else 1, -1)
     with torch.no_grad(), seeded(model, 0), temporarily(model.config, thought_control=one):
         return model.surprisal_of_copies(copies, **options)

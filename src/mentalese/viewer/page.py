@@ -16,7 +16,6 @@ from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer.payload import payload
 
 _LONGEST_PAGE = 2000  # tokens; a notebook shows a table of longer traces
-_OF_OWN_THOUGHTS = {"influence", "patch"}  # options
 _HERE = Path(__file__).parent
 _SCRIPT = (
     "base", "save", "traces", "text", "sentences", "streams", "passes", "chunks", "readings", "curves", "gain", "page",
@@ -53,6 +52,8 @@ def think_page(
     *,
     against: Saved | None = None,
     answer: str | None = None,
+    influence: bool = False,
+    patch: str | None = None,
     command: str = "",
     **options: Any,
 ) -> str:
@@ -62,23 +63,25 @@ def think_page(
         against: another model, which reads the text without `options`; or the same one under a `thought_control`, with
             them.
         answer: the right answer, if the text is a question: the page shows if the model's own is right.
+        influence, patch: options of `Saved.think` for the first model, about its own thoughts.
         command: the command that made the page, shown on it.
-        options: options of `Saved.think`.
+        options: further options of `Saved.think`.
 
     Raises:
         InputError: `Saved.think` raises it; the message names the model. Or there is an `answer` without a question.
     """
-    models = [saved] if against is None else [saved, against]
+    control = None
+    readings = [(saved, options | {"influence": influence, "patch": patch})]
+    if against is not None:
+        control = getattr(against.model.config, "thought_control", None) if against.path == saved.path else None
+        readings.append((against, options if control else {}))
+    models = [model for model, _ in readings]
     if answer is not None and not any(model.answers for model in models):
         raise InputError(f"answer is {answer!r}, and {saved.path} does not answer questions: remove it")
-    control = None if against is None else getattr(against.model.config, "thought_control", None)
-    if against is None or against.path != saved.path:
-        control = None
     traces = []
-    for model in models:
+    for model, own in readings:
         try:
-            taken = options if model is saved else {name: options[name] for name in options.keys() - _OF_OWN_THOUGHTS}
-            traces.append(model.think(text, **(taken if model is saved or control else {})))
+            traces.append(model.think(text, **own))
         except InputError as error:
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]
