@@ -16,7 +16,7 @@ import pytest
 
 from mentalese import InputError, Recipe, cli, get_recipe, override
 from mentalese.analyses.drawing import read_run
-from mentalese.compare.report import read_answers
+from mentalese.compare.compare import read_answers
 from mentalese.training.loop import train
 from support import keep_changes, power_cut, shrink
 

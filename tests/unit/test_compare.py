@@ -161,6 +161,7 @@ def test_answers_have_their_tokens_and_seconds(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "new tokens/answer" in page
     assert "9.5 ± 0.7" in page
+    assert 'href="b-x/seed-1/answers.jsonl"' in page
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

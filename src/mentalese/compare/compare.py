@@ -23,13 +23,14 @@ from typing import Literal
 from mentalese import provenance
 from mentalese.compare.comparison import FLOPS_TOLERANCE, LOOKS, SEEDS_FOR_A_TEST, Comparison, Row, confidence_of
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
-from mentalese.compare.report import read_answers, report
+from mentalese.compare.report import report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
+from mentalese.data.files import read_json_lines
 from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
-from mentalese.files import check_page, read_json, sealed, write_json, write_text
+from mentalese.files import check_page, read_json, sealed, unsealed, write_json, write_text
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.config import has_own_thoughts
 from mentalese.models.saved import load
@@ -117,7 +118,7 @@ def compare(
     run = partial(run_jobs, count=jobs, executor=executor, show=show)
     for count in counts:
         final_recipes, results = _train(recipes, tuned, fit, out, count, run)
-        rows = _rows(final_recipes, results, out, confidence_of(len(counts)))
+        rows, answers = _rows(final_recipes, results, out, confidence_of(len(counts)))
         if all(row.is_decided for row in rows):
             break
     matched: RunResult = {"by": match}
@@ -132,7 +133,7 @@ def compare(
     content = comparison.to_json()
     if is_main_process():  # under torchrun every process has all results
         write_json(out / "compare.json", content)
-        write_text(out / "report.html", report(content, out))
+        write_text(out / "report.html", report(content, answers))
     return content
 
 
@@ -397,22 +398,31 @@ def flops_per_token(
 # -- after training ----------------------------------------------------------------------------------------------------
 
 
-def _rows(recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path, confidence: float) -> list[Row]:
-    rows = {}
+def _rows(
+    recipes: Sequence[Recipe], results: Sequence[list[RunResult]], out: Path, confidence: float
+) -> tuple[list[Row], dict[str, list[RunResult]]]:
+    """Return a row for each recipe, and the answers in each of their files."""
+    rows, answers = dict[str, Row](), dict[str, list[RunResult]]()
     for recipe, runs in zip(recipes, results):
         row = rows[recipe.name] = Row.of(recipe.name, recipe.description, runs)
         for run in runs:
             folder = run_folder(out, recipe.name, run["seed"])
             row.commands.append(provenance.train_command(recipe.replace(train={"seed": run["seed"]}), folder))
-            if (answers := folder / loop.ANSWERS).is_file():
-                row.answers.append(answers.relative_to(out).as_posix())
+            if (path := folder / loop.ANSWERS).is_file():
+                row.answers.append(path.relative_to(out).as_posix())
+                answers[row.answers[-1]] = read_answers(path)
         if row.answers:
-            row.add_answers([read_answers(out / file) for file in row.answers])
+            row.add_answers([answers[file] for file in row.answers])
     for recipe in recipes:
         baseline = recipe.baseline if recipe.baseline in rows and recipe.baseline != recipe.name else recipes[0].name
         if baseline != recipe.name:
             rows[recipe.name].compare_with(rows[baseline], confidence)
-    return [*rows.values()]
+    return [*rows.values()], answers
+
+
+def read_answers(path: Path) -> list[RunResult]:
+    """Return the lines of an `answers.jsonl`; raises `InputError` for one that has changed since it was written."""
+    return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
 
 
 def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:

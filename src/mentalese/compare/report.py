@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
 
 from mentalese.compare.charts import (
@@ -35,9 +34,8 @@ from mentalese.compare.comparison import (
     winner,
 )
 from mentalese.compare.tuning import number_of
-from mentalese.data.files import read_json_lines
 from mentalese.evaluation import metric as metrics
-from mentalese.files import unsealed
+from mentalese.files import JsonObject
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, render
 from mentalese.screen import print_table
@@ -81,8 +79,8 @@ def print_comparison(comparison: RunResult) -> None:
             print(f"\n{note}")
 
 
-def report(comparison: RunResult, folder: Path | None = None) -> str:
-    """Return the page of `compare.json` as text; `folder`: of the comparison, with files of answers."""
+def report(comparison: RunResult, answers: Mapping[str, Sequence[JsonObject]] | None = None) -> str:
+    """Return the page of `compare.json` as text; `answers`: the lines in each of its files of answers."""
     compared = Comparison.from_json(comparison)
     rows = compared.rows
     names = short_names([row.name for row in rows])
@@ -110,7 +108,7 @@ def report(comparison: RunResult, folder: Path | None = None) -> str:
         charts=charts,
         tuned=[row for row in rows if row.tuning],
         trials=_trials(rows),
-        answers=_answers(rows, folder) if folder else [],
+        answers=_answers(rows, answers or {}),
         prompts=prompts,
         protocol=_protocol(rows),
         alike=scored_alike(compared.runs),
@@ -327,20 +325,15 @@ def _curves(rows: Sequence[Row], names: Sequence[str]) -> list[Chart]:
 # -- texts, protocol, provenance ---------------------------------------------------------------------------------------
 
 
-def _answers(rows: Sequence[Row], folder: Path) -> list[RunResult]:
+def _answers(rows: Sequence[Row], answers: Mapping[str, Sequence[JsonObject]]) -> list[RunResult]:
     """Return the answers of each model's first seed, the wrong ones first, with links to the files of all seeds."""
     parts = []
     for row in rows:
-        if files := [file for file in row.answers if (folder / file).is_file()]:
-            lines = sorted(read_answers(folder / files[0]), key=lambda line: line["correct"])
+        if files := [file for file in row.answers if file in answers]:
+            lines = sorted(answers[files[0]], key=lambda line: line["correct"])
             wrong = sum(not line["correct"] for line in lines)
             parts.append({"model": row.name, "lines": lines, "wrong": wrong, "links": {f: quote(f) for f in files}})
     return parts
-
-
-def read_answers(path: Path) -> list[RunResult]:
-    """Return the lines of an `answers.jsonl`; raises `InputError` for one that has changed since it was written."""
-    return [unsealed(line, f"{where},") for where, line in read_json_lines(path)]
 
 
 def _protocol(rows: Sequence[Row]) -> dict[str, list[str]]:
