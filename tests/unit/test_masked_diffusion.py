@@ -307,7 +307,8 @@ def test_greedy_continuation_is_likeliest_behind_masks(tokenizer: Any) -> None:
     assert masked["input_ids"][:, 4:].eq(model.config.mask_token_id).all()
     assert torch.equal(masked["input_ids"][:, :4], ids[:, :4])
     labels[0, 4:] = model(**masked).logits[0, 4:].argmax(-1)
-    assert MentaleseLM(opened(model, tokenizer))._missed(batch).any(1).tolist() == [False, True]
+    _, missed = MentaleseLM(opened(model, tokenizer))._read(batch, greedy=True)
+    assert missed.any(1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

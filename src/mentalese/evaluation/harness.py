@@ -256,29 +256,26 @@ class MentaleseLM(LM):
         return batch
 
     def _read(self, batch: Batch, greedy: bool) -> tuple[Tensor, np.ndarray]:
-        """Return the nats of each label, and whether it has not the largest logit (if asked), both [rows, length]."""
-        model, labels = self.model, batch["labels"]
-        missed = torch.zeros_like(labels, dtype=torch.bool)
-        if not (greedy and self._is_one_pass):
-            nats = model.token_nll(batch, **model.continuation_scoring())
-            return nats, (self._missed(batch) if greedy else missed).cpu().numpy()
-        hidden, head = model.final_hidden_states(batch), model.output_head()
-        counted = labels[:, 1:] != IGNORED
-        missed[:, 1:][counted] = head(hidden[:, :-1][counted]).argmax(-1) != labels[:, 1:][counted]
-        return model.next_token_nll(hidden, labels), missed.cpu().numpy()
-
-    def _missed(self, batch: Batch) -> Tensor:
-        """Test if a label has not the largest logit, bool [rows, length].
+        """Return the nats of each label, and whether it has not the largest logit (if asked), both [rows, length].
 
         Models that fill in masks predict all labels at once.
         """
-        # The protocol names the estimator, so a warning that logits are not a likelihood adds nothing.
-        with temporarily(hf.logger, disabled=True):
-            logits = self.model(**self.model.continuation_inputs(batch), use_cache=False).logits
-        labels = batch["labels"][:, 1:]
-        predicted = logits[:, :-1] if self.model.causal else logits[:, 1:]
-        missed = (predicted.argmax(-1) != labels) & (labels != IGNORED)
-        return torch.nn.functional.pad(missed, (1, 0))
+        model, labels = self.model, batch["labels"]
+        counted = labels[:, 1:] != IGNORED
+        missed = torch.zeros_like(labels, dtype=torch.bool)
+        if greedy and self._is_one_pass:
+            hidden = model.final_hidden_states(batch)
+            nats, logits = model.next_token_nll(hidden, labels), model.output_head()(hidden[:, :-1][counted])
+        else:
+            nats = model.token_nll(batch, **model.continuation_scoring())
+            if not greedy:
+                return nats, missed.cpu().numpy()
+            # The protocol names the estimator, so a warning that logits are not a likelihood adds nothing.
+            with temporarily(hf.logger, disabled=True):
+                logits = model(**model.continuation_inputs(batch), use_cache=False).logits
+            logits = (logits[:, :-1] if model.causal else logits[:, 1:])[counted]
+        missed[:, 1:][counted] = logits.argmax(-1) != labels[:, 1:][counted]
+        return nats, missed.cpu().numpy()
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
