@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from mentalese import recipes
 from mentalese.data.store import prepare
+from mentalese.families.coconut.recipes import WORD_PROBLEMS
 from mentalese.families.codi.recipes import gsm8k
 from mentalese.families.looped.recipes import grown
-from mentalese.suite.latent_reasoning import loops, ways
+from mentalese.suite.latent_reasoning import looped, ways
 from support import quiet_run, shrink
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")  # PEFT asks for it
@@ -40,20 +41,20 @@ def test_all_ways_share_a_setting() -> None:
 
 
 def test_a_loop_is_what_growing_the_decoder_makes() -> None:
-    base = gsm8k("small", "a small decoder", DECODER, "somewhere", learning_rate=1e-3, epochs=1)
-    assert [recipe.model for recipe in loops(base)] == [grown(DECODER, turns=turns)["model"] for turns in (4, 1)]
+    base = gsm8k("codi/small", "a small decoder", DECODER, "somewhere", learning_rate=1e-3, epochs=1)
+    assert looped(base, "looped", 4, "", WORD_PROBLEMS).model == grown(DECODER, turns=4)["model"]
 
 
 @pytest.mark.slow
 def test_every_way_takes_a_step_from_a_trained_decoder(corpus: Path, tmp_path: Path) -> None:
-    base = gsm8k("small", "a small decoder", DECODER, str(tmp_path), learning_rate=1e-3, epochs=1)
+    base = gsm8k("codi/small", "a small decoder", DECODER, str(tmp_path), learning_rate=1e-3, epochs=1)
     asked = shrink(base, corpus)
     _, tokenizer = prepare(asked.data, asked.layout, show=False)
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), **{k: v for k, v in DECODER.items() if k != "model_type"})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    for made in [*ways(base, 1.0), *loops(base)]:
+    for made in [*ways(base), looped(base, "looped", 4, "", WORD_PROBLEMS)]:
         small = shrink(made, corpus)
         small = dataclasses.replace(
             small,

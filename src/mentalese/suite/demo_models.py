@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.recipe import Recipe
 from mentalese.suite.methods import SuiteTask
-from mentalese.suite.questions import forking, questions
+from mentalese.suite.questions import questions
 from mentalese.suite.recipes import SUITE
 from mentalese.suite.texts import NEAR
 
@@ -72,7 +72,7 @@ DEMO = {
     ),
     "forks": DemoModel(
         EXPRESSIONS,
-        questions("demo/forks", EXPRESSIONS.spec, forking(1.0, 4, [1, 2]), 5, 40, 128).replace(
+        questions("demo/forks", EXPRESSIONS.spec, EXPRESSIONS.methods[0].recipe.model, 5, 40, 128).replace(
             description="forks before layers 1 and 2", layout={"batch_size": 32}
         ),
         "Thoughtbubbles forks at the numbers",

@@ -10,48 +10,48 @@ from __future__ import annotations
 
 import dataclasses
 
-from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS
+from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS, Curriculum
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import LLAMA, LLAMA_HUB, gsm8k
 from mentalese.families.codi.recipes import method as distilled
 from mentalese.families.looped.recipes import TITLES, grown
 from mentalese.recipe import Recipe
 
-LATENTS = WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
+
+def codi(recipe: Recipe, name: str, latents: int, **fields: object) -> Recipe:
+    """Return the recipe, whose model is a decoder, as a method of CODI, `RECIPE-codi-NAME`."""
+    made = distilled(recipe, name, latents, **fields)
+    return made.replace(name=made.name.replace(recipe.name, f"{recipe.name}-codi"))
 
 
-def ways(recipe: Recipe, distillation_weight: float) -> list[Recipe]:
-    """Return the recipe, whose model is a decoder, with written, removed, continuous or no steps."""
+def looped(recipe: Recipe, name: str, turns: int, title: str, curriculum: Curriculum) -> Recipe:
+    """Return the recipe, whose model is a decoder, with only the answer and some turns of the middle layers."""
+    return dataclasses.replace(
+        latent(recipe, "no-cot", curriculum),
+        name=f"{recipe.name}-{name}",
+        description=f"{recipe.description}: only the answer, {title}",
+        model=grown(recipe.model, turns=turns)["model"],
+    )
+
+
+def ways(recipe: Recipe, **fields: object) -> list[Recipe]:
+    """Return the recipe, whose model is a decoder, with written, removed, continuous or no steps.
+
+    `fields` are fields of `CodiConfig`.
+    """
     names = ("cot", "no-cot", "icot", "pause", "pause-curriculum", "coconut", "agclr", "sim-cot")
-    recipes = [latent(recipe, name, WORD_PROBLEMS) for name in names]
-    for name in ("", "no-distillation", "pause", "sim-cot"):
-        codi = distilled(recipe, name, LATENTS, distillation_weight=distillation_weight)
-        recipes.append(dataclasses.replace(codi, name=codi.name.replace(recipe.name, f"{recipe.name}-codi")))
-    return recipes
-
-
-def loops(recipe: Recipe) -> list[Recipe]:
-    """Return recipes of only the answer, after four passes of the middle layers, and after one."""
-    answer_only = latent(recipe, "no-cot", WORD_PROBLEMS)
-    titles = {"looped": (4, "the middle layers four times"), "looped-once": (1, TITLES["once"])}
+    codis, latents = ("", "no-distillation", "pause", "sim-cot"), WORD_PROBLEMS.stages * WORD_PROBLEMS.latents_per_step
     return [
-        dataclasses.replace(
-            answer_only,
-            name=f"{recipe.name}-{name}",
-            description=f"{recipe.description}: the answer alone, {title}",
-            model=grown(recipe.model, turns=turns)["model"],
-        )
-        for name, (turns, title) in titles.items()
+        *(latent(recipe, name, WORD_PROBLEMS) for name in names),
+        *(codi(recipe, name, latents, **fields) for name in codis),
     ]
 
 
-def settings() -> list[Recipe]:
-    gpt2 = gsm8k("gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=15)
-    llama = gsm8k("llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=15)
-    gpt2, llama = (
-        dataclasses.replace(recipe, name=recipe.name.replace("codi/", "latent_reasoning/")) for recipe in (gpt2, llama)
-    )
-    return [*ways(gpt2, 1.0), *ways(llama, 20.0), *loops(llama)]
-
-
-RECIPES = settings()
+ON_GPT2 = gsm8k("latent_reasoning/gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=15)
+ON_LLAMA = gsm8k("latent_reasoning/llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=15)
+RECIPES = [
+    *ways(ON_GPT2, distillation_weight=1.0),
+    *ways(ON_LLAMA, distillation_weight=20.0),
+    looped(ON_LLAMA, "looped", 4, "the middle layers four times", WORD_PROBLEMS),
+    looped(ON_LLAMA, "looped-once", 1, TITLES["once"], WORD_PROBLEMS),
+]

@@ -10,6 +10,8 @@ from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
 from mentalese.families.looped.recipes import looped
+from mentalese.families.thoughtbubbles.recipes import copied
+from mentalese.families.thoughtbubbles.recipes import model as thoughtbubbles
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.suite.methods import Method, Model, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
 
@@ -96,19 +98,6 @@ def composition(size: float) -> SuiteTask:
     return SuiteTask("composition", spec, reasoning(recipe, curriculum))
 
 
-def forking(size: float, layers: int, fork_layers: list[int]) -> Model:
-    """Thoughtbubbles with forks before `fork_layers`."""
-    return {
-        "model_type": "thoughtbubbles",
-        "hidden_size": width(size),
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 128,
-        "fork_layers": fork_layers,
-        "selection": "causal",
-    }
-
-
 def expressions(size: float) -> SuiteTask:
     """Return the task of two nested brackets, whose steps are the value of each bracket.
 
@@ -120,8 +109,8 @@ def expressions(size: float) -> SuiteTask:
     spec = f"expressions:depth=2,count={int(12_000 * size)}"
     recipe = questions("expressions", spec, rotary(width(size), 2, 128), 12, 30, 64)
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=2, removed_tokens=6, step_tokens=24)
-    bubbles = forking(size, 4, [1, 2])
-    regular = {key: value for key, value in bubbles.items() if key != "selection"} | {"fork_layers": []}
+    bubbles = thoughtbubbles(width(size), 4, 4, 128, (1, 2), selection="causal")
+    regular = thoughtbubbles(width(size), 4, 4, 128, ())
     turns = {"layers_per_turn": 2}
 
     thoughtless = questions_method(recipe, "no-thoughts", curriculum)
@@ -131,7 +120,7 @@ def expressions(size: float) -> SuiteTask:
         "twin": ("four layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
         "1l": ("scores without forks", bubbles | {"budget": 1.0}),
-        "copy3": ("three copies of every token", regular | {"copies": 3, "readout": "rightmost"}),
+        "copy3": ("three copies of every token", copied(regular, 3)),
         "deeper": ("six layers, for the cost of forks", deeper(regular, 2)),
     }
     looped_forks = {

@@ -24,10 +24,9 @@ from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import llama
 from mentalese.families.coconut.recipes import Curriculum
 from mentalese.families.coconut.recipes import method as latent
-from mentalese.families.codi.recipes import method as distilled
 from mentalese.families.colar.recipes import method as compressed
-from mentalese.families.looped.recipes import grown
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
+from mentalese.suite.latent_reasoning import codi, looped
 
 BASE = "models:smollm2"
 SMOLLM2 = llama(576, 9, layers=30, mlp=1536, key_value_heads=3, tied=True, context=8192, theta=100_000.0)
@@ -82,23 +81,16 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         rate = 0.4 * recipe.optimizer.learning_rate
         return continued(made.replace(layout=first.layout, phases=phases, optimizer={"learning_rate": rate}))
 
-    no_cot = latent(recipe, "no-cot", stages).replace(train={"epochs": written + length})
-    looped = dataclasses.replace(
-        no_cot,
-        name=f"{recipe.name}-looped",
-        description=f"{recipe.description}: only the answer, the middle layers twice",
-        model=grown(recipe.model, turns=2)["model"],
-    )
-    codi = distilled(recipe, "", stages.stages * stages.latents_per_step)
     colar = compressed(recipe, "", factor=2, max_latents=stages.step_tokens)
+    at_once = recipe.replace(train={"epochs": written + length})
     made = [
         latent(recipe, "cot", stages),
-        no_cot,
+        latent(at_once, "no-cot", stages),
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
-        dataclasses.replace(continued(codi), name=f"{recipe.name}-codi"),
         dataclasses.replace(continued(colar), name=f"{recipe.name}-colar"),
-        looped,
+        continued(codi(recipe, "", stages.stages * stages.latents_per_step)),
+        looped(at_once, "looped", 2, "the middle layers twice", stages),
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
 

@@ -13,6 +13,8 @@ from mentalese.families.conceptlm.recipes import IMPLICIT, deeper
 from mentalese.families.looped.recipes import looped
 from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.families.thought_gestalt.recipes import openstax as gestalt_recipe
+from mentalese.families.thoughtbubbles.recipes import copied
+from mentalese.families.thoughtbubbles.recipes import model as thoughtbubbles
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.suite.methods import (
     Method,
@@ -266,9 +268,8 @@ def text(size: float) -> SuiteTask:
     memory = {"model_type": "thought_gestalt", **shape, **RELEASED_HEAD, "gate_init": channels**0.5}
     memory |= {"attention_dropout": 0.0, "embedding_dropout": 0.0}
     without_memory = forgetful(memory)
-    bubbles = {"model_type": "thoughtbubbles", **shape, "max_position_embeddings": context}
-    bubbles |= {"fork_layers": [2, 4], "selection": "causal"}
-    regular = {name: value for name, value in bubbles.items() if name != "selection"} | {"fork_layers": []}
+    bubbles = thoughtbubbles(channels, heads, layers, context, (2, 4), selection="causal")
+    regular = thoughtbubbles(channels, heads, layers, context, ())
     plain = {"model_type": "ltm", **shape, "max_position_embeddings": context, "window_size": 64, "num_latents": 0}
     thinking = plain | {"num_latents": 2 * layers} | INFERENCE
 
@@ -292,7 +293,7 @@ def text(size: float) -> SuiteTask:
         "": ("forks before layers 2 and 4", bubbles),
         "twin": ("the same layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
-        "copy3": ("three copies of every token", regular | {"copies": 3, "readout": "rightmost"}),
+        "copy3": ("three copies of every token", copied(regular, 3)),
     }
     latents = {
         "": ("a window of 64, and thoughts", thinking),

@@ -73,7 +73,7 @@ TINY, SMALL = (
 def gsm8k(name: str, description: str, model: Fields, init: str, *, learning_rate: float, epochs: int) -> Recipe:
     """Return CODI on GSM8K-Aug as in appendix A: LoRA of rank 128, 128 questions per step, cosine, 3% warm-up."""
     return Recipe(
-        name=f"codi/{name}",
+        name=name,
         description=description,
         model=model,
         data=DataConfig(source="gsm8k-aug:data/gsm8k", tokenizer=init),
@@ -107,9 +107,9 @@ LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, conte
 RECIPES = [
     *variants(TINY, latents=3),
     *variants(SMALL),
-    *variants(gsm8k("gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=40)),
+    *variants(gsm8k("codi/gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=40)),
     *variants(
-        gsm8k("gsm8k-llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=10),
+        gsm8k("codi/gsm8k-llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=10),
         distillation_weight=20.0,
     ),
 ]

@@ -23,6 +23,11 @@ def model(width: int, heads: int, layers: int, length: int, forks: tuple[int, ..
     return sizes("thoughtbubbles", width, heads, layers, **rows) | fields
 
 
+def copied(model: Fields, count: int) -> Fields:
+    """Return a model without forks with `count` streams per token from the first block on."""
+    return model | {"copies": count, "readout": "rightmost"}
+
+
 def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
     """Return the recipe and its baselines on the same tokens: `-regular`, and `-copyK`, with K streams per token."""
     stem, about = recipe.name.removesuffix("-2l"), f"the baseline of {recipe.name}"
@@ -31,7 +36,7 @@ def variants(recipe: Recipe, copies: tuple[int, ...] = (3, 5)) -> list[Recipe]:
         regular.replace(
             name=f"{stem}-copy{count}",
             description=f"{about}: {count} copies of every token",
-            model={"copies": count, "readout": "rightmost"},
+            model=copied(regular.model, count),
         )
         for count in copies
     ]
