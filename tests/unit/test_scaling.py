@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mentalese.errors import InputError
 from mentalese.evaluation.scaling import fit_power_law, multiplier
-from mentalese.evaluation.statistics import bootstrap_pairs, student_t_p, student_t_quantile
+from mentalese.evaluation.statistics import bootstrap_pairs, student_t_margin, student_t_p
 
 # Test perplexities of Thought Gestalt's Table 2: by training tokens at 85M parameters, by parameters at 50M tokens.
 TOKENS = [12e6, 20e6, 30e6, 50e6]
@@ -103,8 +103,8 @@ def test_what_has_no_law_is_refused(x: list[float], loss: list[float], says: str
 
 
 @pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281)])
-def test_the_quantile_is_that_of_the_tables(degrees: int, expected: float) -> None:
-    found = student_t_quantile(0.975, degrees)
+def test_half_an_interval_is_as_in_the_tables(degrees: int, expected: float) -> None:
+    found = student_t_margin(degrees)
     assert found == pytest.approx(expected, abs=5e-5)
     assert student_t_p(found, degrees) == pytest.approx(0.05)
 

@@ -127,8 +127,12 @@ def test_closed_share_follows_from_the_levels(tmp_path: Path) -> None:
 
 
 def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -> None:
-    page = suite_page(result(SCORES, tmp_path))
+    made = result(SCORES, tmp_path)
+    page = suite_page(made)
     assert page.count('class="filled"') == 1
+    assert "against latent_thought-twin (95%" in page
+    looked = made | {"tasks": [task | {"looks": 4} for task in made["tasks"]]}
+    assert "against latent_thought-twin (98.75%" in suite_page(looked), "four looks together err in 5%"
     assert "mentalese suite &lt;topics&gt;" in page
     assert "nats; size 1, " in page
     assert "mentalese train &lt;x&gt;" in page
@@ -170,7 +174,7 @@ def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
         ]
         for name, (flops, nats) in curves.items()
     }
-    add_equal_flops(judged["methods"], runs)
+    add_equal_flops(judged["methods"], runs, 0.95)
     twin, swapped = judged["methods"][0]["against"].values()
     assert twin["at_equal_flops"]["flops"] == 1e12
     assert twin["at_equal_flops"]["gain"] == pytest.approx(-0.5)
@@ -178,7 +182,7 @@ def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
     assert swapped["at_equal_flops"]["gain"] == pytest.approx(0, abs=1e-9)
     runs["topics/latent_thought-twin"][0]["curve"] = []
     del twin["at_equal_flops"]
-    add_equal_flops(judged["methods"], runs)
+    add_equal_flops(judged["methods"], runs, 0.95)
     assert "at_equal_flops" not in twin, "two seeds are too few"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from mentalese import provenance
-from mentalese.compare.comparison import FLOPS_TOLERANCE, LOOKS, SEEDS_FOR_A_TEST, Comparison, Row, confidence_of
+from mentalese.compare.comparison import FLOPS_TOLERANCE, LOOKS, SEEDS_FOR_A_TEST, Comparison, Row
 from mentalese.compare.jobs import Job, Result, check_jobs, run_jobs
 from mentalese.compare.report import report
 from mentalese.compare.tuning import Tuned, grid, name_of, with_settings
@@ -30,6 +30,7 @@ from mentalese.data.store import before_preparing, prepare
 from mentalese.errors import require
 from mentalese.evaluation import ablation
 from mentalese.evaluation.options import AblationOptions
+from mentalese.evaluation.statistics import confidence_of
 from mentalese.files import check_page, read_json, sealed, unsealed, write_json, write_text
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.config import has_own_thoughts

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from mentalese import provenance
 from mentalese.evaluation.metric import ACCURACY, PERPLEXITY, Metric, metric_of
-from mentalese.evaluation.statistics import PairedTest, paired_t_test, summary
+from mentalese.evaluation.statistics import CONFIDENCE, PairedTest, confidence_of, paired_t_test, summary
 from mentalese.files import JsonObject
 from mentalese.formatting import scored_as
 from mentalese.training.run_folder import RunResult
@@ -75,7 +75,7 @@ class Row:
             if all(asked):
                 self.figures[name] = summary([statistics.fmean(values) for values in asked])
 
-    def compare_with(self, other: Row, confidence: float = 0.95) -> None:
+    def compare_with(self, other: Row, confidence: float = CONFIDENCE) -> None:
         """Set baseline, change and test; `confidence`: of the interval."""
         self.baseline, self.change = other.name, None
         values, reference = ([run["test"][self.metric.tested] for run in row.runs] for row in (self, other))
@@ -187,13 +187,8 @@ class Comparison:
         return cls(rows=[Row.from_json(row) for row in content["rows"]], looks=content.get("looks", 1), **facts)
 
 
-def confidence_of(looks: int) -> float:
-    """Return the confidence of each test's interval if there may be so many looks, which together err in 5%."""
-    return 1 - 0.05 / looks
-
-
 def paired_test(
-    runs: Sequence[RunResult], reference: Sequence[RunResult], confidence: float = 0.95
+    runs: Sequence[RunResult], reference: Sequence[RunResult], confidence: float = CONFIDENCE
 ) -> PairedTest | None:
     """Test runs against runs of another recipe, seed by seed.
 
@@ -213,7 +208,7 @@ def scored_alike(runs: Sequence[RunResult]) -> bool:
     return len({run["test"][counted] for run in runs}) == 1
 
 
-def winner(rows: Sequence[Row], confidence: float = 0.95) -> Row | None:
+def winner(rows: Sequence[Row], confidence: float = CONFIDENCE) -> Row | None:
     """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
     best, *others = rows[0].metric.ranked(rows, lambda row: row.value)
     tests = [paired_test(best.runs, other.runs, confidence) for other in others]
@@ -222,7 +217,7 @@ def winner(rows: Sequence[Row], confidence: float = 0.95) -> Row | None:
     return best if all(ahead) else None
 
 
-def headline(rows: Sequence[Row], confidence: float = 0.95) -> str:
+def headline(rows: Sequence[Row], confidence: float = CONFIDENCE) -> str:
     """Return the result in a sentence, which names a winner only if there is one."""
     best, second, *_ = order = rows[0].metric.ranked(rows, lambda row: row.value)
     last, names = order[-1], f"test {best.metric.name}"

@@ -35,6 +35,7 @@ from mentalese.compare.comparison import (
 )
 from mentalese.compare.tuning import number_of
 from mentalese.evaluation import metric as metrics
+from mentalese.evaluation.statistics import CONFIDENCE
 from mentalese.files import JsonObject
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, render
@@ -120,7 +121,7 @@ def report(comparison: RunResult, answers: Mapping[str, Sequence[JsonObject]] | 
 # -- the result --------------------------------------------------------------------------------------------------------
 
 
-def results(rows: Sequence[Row], confidence: float = 0.95) -> list[dict[str, Cell]]:
+def results(rows: Sequence[Row], confidence: float = CONFIDENCE) -> list[dict[str, Cell]]:
     """Return each model's cells by the titles of columns; scores first, which a phone shows without scrolling."""
     metric, best = rows[0].metric, winner(rows, confidence)
     ablated = any(row.ablation for row in rows)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mentalese.errors import require
-from mentalese.evaluation.statistics import student_t_quantile
+from mentalese.evaluation.statistics import student_t_margin
 
 Interval = tuple[float, float]
 
@@ -80,7 +80,7 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
     if len(x) > 2:
         residual = log_loss - level - slope * (log_x - center)
         spread = math.sqrt(float((residual**2).sum()) / (len(x) - 2))
-        half = student_t_quantile(0.975, len(x) - 2) * spread / math.sqrt(variation)
+        half = student_t_margin(len(x) - 2) * spread / math.sqrt(variation)
         interval = (-slope - half, -slope + half)
     return PowerLaw(
         exponent=-slope,
@@ -105,7 +105,7 @@ def multiplier(x: float, law: PowerLaw, reference: PowerLaw) -> Multiplier:
     if degrees == 0:
         return Multiplier(x, value, None)
     squares = sum((fit.spread or 0.0) ** 2 * (fit.points - 2) for fit in (law, reference))
-    noise = student_t_quantile(0.975, degrees) ** 2 * squares / degrees
+    noise = student_t_margin(degrees) ** 2 * squares / degrees
     slope, y = -reference.exponent, math.log(law.loss(x) / reference.loss(math.exp(reference.center)))
     spread = 1 / law.points + (math.log(x) - law.center) ** 2 / law.variation + 1 / reference.points
     a, b, c = slope**2 - noise / reference.variation, -2 * slope * y, y**2 - noise * spread

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_TAILS = ((1 - 0.95) / 2, 1 - (1 - 0.95) / 2)  # of an interval of 95%
+CONFIDENCE = 0.95
+"""The level of an interval that is looked at once."""
+_TAILS = ((1 - CONFIDENCE) / 2, 1 - (1 - CONFIDENCE) / 2)
+
+
+def confidence_of(looks: int) -> float:
+    """Return the level of each interval if there may be so many looks, which together err as one does (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / looks
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -28,7 +35,7 @@ class PairedTest:
     Attributes:
         difference: mean of `values - reference`.
         t: the statistic, with `n - 1` degrees of freedom; `None` if all differences are equal and have no `step`.
-        interval: interval of the mean difference, at a confidence of 95% or as asked for.
+        interval: interval of the mean difference, of 95% or the requested confidence.
     """
 
     n: int
@@ -49,7 +56,7 @@ class PairedTest:
 
 
 def paired_t_test(
-    values: Sequence[float], reference: Sequence[float], *, step: float = 0.0, confidence: float = 0.95
+    values: Sequence[float], reference: Sequence[float], *, step: float = 0.0, confidence: float = CONFIDENCE
 ) -> PairedTest:
     """Test two or more pairs that share a seed (Student 1908); `confidence`: of the interval.
 
@@ -62,13 +69,13 @@ def paired_t_test(
     if std == 0 or not any(differences):
         return PairedTest(n, mean, None, 1.0 if mean == 0 else 0.0, (mean, mean))
     error = std / math.sqrt(n)
-    t, margin = mean / error, student_t_quantile((1 + confidence) / 2, n - 1) * error
+    t, margin = mean / error, student_t_margin(n - 1, confidence) * error
     return PairedTest(n, mean, t, student_t_p(t, n - 1), (mean - margin, mean + margin))
 
 
 def wilson_interval(count: int, n: int) -> tuple[float, float]:
     """Return the 95% interval of a share of which `count` of `n` were seen (Wilson, 1927)."""
-    z, share = statistics.NormalDist().inv_cdf(0.975), count / n
+    z, share = statistics.NormalDist().inv_cdf(_TAILS[1]), count / n
     middle, margin = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     return max(0.0, (middle - margin) / (1 + z**2 / n)), min(1.0, (middle + margin) / (1 + z**2 / n))
 
@@ -94,14 +101,14 @@ def student_t_p(t: float, degrees: int) -> float:
     return max(0.0, 1.0 - inside)
 
 
-def student_t_quantile(probability: float, degrees: int) -> float:
-    """Return the quantile of a t-distribution at a probability from 0.5 to below 1, by bisection of `student_t_p`."""
+def student_t_margin(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """Return half an interval in standard errors, the t with P(|T| < t) = `confidence`, by bisection."""
     low, high = 0.0, 1.0
-    while student_t_p(high, degrees) > 2 * (1 - probability):
+    while student_t_p(high, degrees) > 1 - confidence:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_t_p(middle, degrees) > 2 * (1 - probability) else (low, middle)
+        low, high = (middle, high) if student_t_p(middle, degrees) > 1 - confidence else (low, middle)
     return (low + high) / 2
 
 
@@ -150,5 +157,5 @@ def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.nda
     interval = bootstrap_ratio(values, np.ones(values.shape))
     if interval is None:
         return None
-    other = np.where((values == values[0]).all(0), 1 - 0.025 ** (1 / len(values)), 0.0)
+    other = np.where((values == values[0]).all(0), 1 - _TAILS[0] ** (1 / len(values)), 0.0)
     return np.clip(interval + np.stack((-other, other)), least, most)

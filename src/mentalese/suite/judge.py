@@ -13,13 +13,20 @@ from typing import Any, Literal
 import numpy as np
 
 from mentalese.compare.compare import run_folder
-from mentalese.compare.comparison import SEEDS_FOR_A_TEST, confidence_of
+from mentalese.compare.comparison import SEEDS_FOR_A_TEST
 from mentalese.data.split import Split
 from mentalese.evaluation import ablation
 from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
 from mentalese.evaluation.options import AblationOptions, EvaluationOptions
-from mentalese.evaluation.statistics import exact_test, paired_t_test, student_t_quantile, summary, wilson_interval
+from mentalese.evaluation.statistics import (
+    confidence_of,
+    exact_test,
+    paired_t_test,
+    student_t_margin,
+    summary,
+    wilson_interval,
+)
 from mentalese.files import JsonObject, read_json, sealed, write_json
 from mentalese.models.config import has_own_thoughts
 from mentalese.models.saved import Saved, load
@@ -118,7 +125,7 @@ def judge(
     }
 
 
-def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float = 0.95) -> None:
+def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float) -> None:
     """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: see `paired_t_test`.
 
     A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow.
@@ -143,7 +150,7 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 one["against"][rival["name"]] = dataclasses.asdict(test) | found
 
 
-def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float = 0.95) -> None:
+def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float) -> None:
     """Add to each test `at_equal_flops`: the gain in nats per token of validation when both had spent the same FLOPs.
 
     These are all that the cheaper of the two has spent. The other one's learning curve is read there: its learning rate
@@ -213,7 +220,7 @@ def interval(score: dict[str, float], seeds: int) -> tuple[float, float] | None:
     """Return the 95% interval of the mean of a `summary` over seeds; `None` for fewer than three."""
     if seeds < SEEDS_FOR_A_TEST:
         return None
-    margin = student_t_quantile(0.975, seeds - 1) * score["std"] / seeds**0.5
+    margin = student_t_margin(seeds - 1) * score["std"] / seeds**0.5
     return score["mean"] - margin, score["mean"] + margin
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from mentalese.compare.compare import RunCounts, compare, count_runs
 from mentalese.compare.comparison import LOOKS
 from mentalese.errors import nearest, require
+from mentalese.evaluation.statistics import confidence_of
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
 from mentalese.suite.judge import Judged, judge, undecided, verdict
@@ -196,7 +197,7 @@ def suite_page(result: Judged) -> str:
     families = dict.fromkeys(
         method["family"] for role in ("mechanism", "other") for method in methods if method["role"] == role
     )
-    return render("suite.html.j2", result=result, families=families, verdict=verdict)
+    return render("suite.html.j2", result=result, families=families, verdict=verdict, confidence_of=confidence_of)
 
 
 def tasks_of(names: Sequence[str], patterns: Sequence[str] = (), size: float = 1.0) -> list[SuiteTask]:
