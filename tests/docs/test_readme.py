@@ -185,6 +185,16 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
         assert (base / target).exists(), f"{document} links to {target}"
 
 
+def test_each_noun_of_the_architecture_is_a_class() -> None:
+    rows = re.findall(
+        r"^\| `([A-Z]\w+)` \| .* \| `(.*\.py)` \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    assert 0 < len(rows) <= 35
+    for noun, file in rows:
+        declared = re.search(rf"^(class )?{noun}\b", (ROOT / "src/mentalese" / file).read_text(), re.MULTILINE)
+        assert declared, f"{file} has no {noun}"
+
+
 def example(name: str, *arguments: str | Path, folder: Path) -> str:
     """What one prints."""
     command = [sys.executable, ROOT / "examples" / name, *arguments]
