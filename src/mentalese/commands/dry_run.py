@@ -177,10 +177,10 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
         activations = kept_bytes(run)
         for step in range(min(WARM_UP + TIMED, run.plan.total_steps)):
             if step <= WARM_UP:
-                _synchronise(parallel.device)
+                parallel.synchronize()
                 began, flops = time.perf_counter(), run.flops
             run.one_step()
-        _synchronise(parallel.device)
+        parallel.synchronize()
         seconds, flops = time.perf_counter() - began, run.flops - flops
         for step in run.plan.longest_steps:
             release_free_memory()
@@ -190,11 +190,6 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
         return flops / seconds, activations, peak_memory(parallel.device)
     finally:
         teardown()
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _size(count: float) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mentalese import provenance
 from mentalese.errors import nearest, require
@@ -67,11 +66,11 @@ class Contender:
     def train(self, steps: int) -> float:
         """Return lexical tokens per second over the next `steps` optimiser steps."""
         run, start = self.run, self.run.state.step
-        _synchronise()
+        run.parallel.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
             run.one_step()
-        _synchronise()
+        run.parallel.synchronize()
         seconds = time.perf_counter() - began
         return (run.plan.position(start + steps).tokens - run.plan.position(start).tokens) / seconds
 
@@ -80,7 +79,7 @@ class Contender:
         began = time.perf_counter()
         saved = self.run.validation.saved(self.run.model, self.recipe.layout)
         saved.generate(self.prompts, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False)
-        _synchronise()
+        self.run.parallel.synchronize()
         return len(self.prompts) * NEW_TOKENS / (time.perf_counter() - began)
 
     def flops_per_token(self) -> float:
@@ -179,11 +178,6 @@ def _range(values: dict[str, float], form: str) -> str:
 
 def _spread(values: np.ndarray) -> dict[str, float]:
     return {"median": float(np.median(values)), "min": float(values.min()), "max": float(values.max())}
-
-
-def _synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def memory_of_own_process(recipe: Recipe, steps: int) -> int | None:

@@ -75,7 +75,7 @@ class Row:
             if all(asked):
                 self.figures[name] = summary([statistics.fmean(values) for values in asked])
 
-    def compare_with(self, other: Row, confidence: float = CONFIDENCE) -> None:
+    def compare_with(self, other: Row, confidence: float) -> None:
         """Set baseline, change and test; `confidence`: of the interval."""
         self.baseline, self.change = other.name, None
         values, reference = ([run["test"][self.metric.tested] for run in row.runs] for row in (self, other))

@@ -110,7 +110,8 @@ def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tup
         right = np.array([record.correct for record in answers.records], dtype=np.float64)
         reference = right if thoughts == OWN else reference
         bounds = bootstrap_questions((right - reference)[:, None], -1.0, 1.0)
-        entry = _entry(thoughts, float(right.mean()), float((right - reference).mean()), bounds, 0)
+        interval = None if bounds is None else bounds[:, 0].tolist()
+        entry = _entry(thoughts, float(right.mean()), float((right - reference).mean()), interval)
         others = _others(answers, donors) if thoughts == OWN or thoughts.endswith("swapped") else None
         entries.append(entry | {"unfinished": answers.metrics().unfinished, "others": others})
     return reference, entries
@@ -125,14 +126,13 @@ def neighbours(saved: Saved, split: Split) -> dict[int, int]:
     return donors
 
 
-def _entry(thoughts: str, score: float, difference: float, bounds: np.ndarray | None, column: int) -> Entry:
+def _entry(thoughts: str, score: float, difference: float, interval: Sequence[float] | None) -> Entry:
     own = thoughts == OWN
-    interval = None if own or bounds is None else (float(bounds[0, column]), float(bounds[1, column]))
     return {
         "thoughts": thoughts,
         "score": score,
         "difference": None if own else difference,
-        "interval": interval,
+        "interval": None if own or interval is None else tuple(interval),
         "unfinished": None,
     }
 
@@ -157,9 +157,8 @@ def _scored(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tu
     entries = []
     for thoughts, scores in values.items():
         overall = compare_scores(scores, values[OWN], split).overall
-        bounds = None if overall.interval is None else np.array(overall.interval)[:, None]
         mean = float(np.nanmean(scores, dtype=np.float64))
-        entries.append(_entry(thoughts, mean, overall.difference, bounds, 0))
+        entries.append(_entry(thoughts, mean, overall.difference, overall.interval))
     return values[OWN], entries
 
 
@@ -204,8 +203,8 @@ def _one_by_one(rows: Sequence[Mapping[str, Tensor]], own: float) -> list[Entry]
         np.array([[float(measure(row.get(name, none))) for name in names] for row in rows])
         for measure in (torch.nansum, lambda values: values.isfinite().sum())
     )
-    means, bounds = sums.sum(0) / counts.sum(0), bootstrap_ratio(sums, counts)
+    means, bounds = (sums.sum(0) / counts.sum(0)).tolist(), bootstrap_ratio(sums, counts)
+    intervals = [None] * len(names) if bounds is None else bounds.T.tolist()
     return [
-        _entry(f"{name}, removed", own + mean, mean, bounds, i)
-        for i, (name, mean) in enumerate(zip(names, means.tolist()))
+        _entry(f"{name}, removed", own + mean, mean, interval) for name, mean, interval in zip(names, means, intervals)
     ]

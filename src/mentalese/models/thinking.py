@@ -98,7 +98,7 @@ def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
 
 
 def _add_influence(
-    model: LanguageModel, trace: ThoughtTrace, values: Sequence[Tensor] | None = None, **options: object
+    model: LanguageModel, trace: ThoughtTrace, values: Sequence[Tensor] | None, **options: object
 ) -> None:
     """Add the influence of each thought to a trace, see `mentalese.models.influence.influence`.
 

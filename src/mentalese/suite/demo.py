@@ -40,7 +40,7 @@ ASKED = 60  # questions to the pretrained model
 TRIED = 40  # first documents or questions of the test split, the candidates for examples
 
 
-def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
+def run_demo(out: Path, *, jobs: int = 1) -> Entry:
     """Train the models of `DEMO` that `out` does not contain yet, and write `demo.json` and `index.html` into it.
 
     Args:
@@ -55,7 +55,7 @@ def run_demo(out: Path, *, jobs: int = 1, show: bool = True) -> Entry:
     """
     check_page(out / "index.html", "demo.json")
     pretrained = _pretrained(out)
-    results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs, show=show)
+    results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs)
     rows = []
     torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
     for (name, part), result in zip(DEMO.items(), results):

@@ -36,8 +36,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     task = recipe.name
 
     def made(method: str, recipe: Recipe = recipe, **fields: object) -> Recipe:
-        method_recipe = questions_method(replace(recipe, name=f"{task}/x"), method, curriculum, **fields)
-        return replace(method_recipe, name=f"{task}/{method}", baseline=None)
+        return replace(questions_method(recipe, method, curriculum, **fields), name=f"{task}/{method}", baseline=None)
 
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
         return Method(made(method), role, family, shares)

@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Parallel:
-    """This process of a run. Every method is collective: call it on all ranks, from the main thread."""
+    """This process of a run. Methods but `synchronize` are collective: call them on all ranks, from the main thread."""
 
     rank: int
     world_size: int
@@ -46,6 +46,11 @@ class Parallel:
     def is_main(self) -> bool:
         """True on rank 0, which writes and prints."""
         return self.rank == 0
+
+    def synchronize(self) -> None:
+        """Wait for the work of this process's GPU, if it has one."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""

@@ -203,6 +203,12 @@ def uniforms(key: str, *shape: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64(_number(key))).random(shape)
 
 
+def peaked(key: str, spread: int, *shape: int) -> np.ndarray:
+    """Return random distributions, whose outcomes are the last axis; weights are exponential variates to a power."""
+    weights = (-np.log1p(-uniforms(key, *shape))) ** spread
+    return weights / weights.sum(-1, keepdims=True)
+
+
 def pick(rng: random.Random, items: Sequence[T]) -> T:
     """Return one of the items, each as likely."""
     return items[int(rng.random() * len(items))]

@@ -22,7 +22,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from mentalese.suite.tasks.base import MarkovText, Words, draw, syllables, uniforms
+from mentalese.suite.tasks.base import MarkovText, Words, draw, peaked, syllables, uniforms
 from mentalese.values import Positive, checked_dataclass
 
 SPREAD = 4  # weights of the chain are exponential variates to this power
@@ -85,7 +85,7 @@ class Phrases(MarkovText):
     @cached_property
     def chain(self) -> np.ndarray:
         """p(next state | state), [states, states]."""
-        return peaked(self.key("chain", self.concepts), self.concepts, self.concepts, SPREAD)
+        return peaked(self.key("chain", self.concepts), SPREAD, self.concepts, self.concepts)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -178,12 +178,6 @@ class Phrases(MarkovText):
         return total, states
 
 
-def peaked(key: str, rows: int, outcomes: int, spread: int) -> np.ndarray:
-    """Return random distributions [rows, outcomes]: weights are exponential variates to the power `spread`."""
-    weights = (-np.log1p(-uniforms(key, rows, outcomes))) ** spread
-    return weights / weights.sum(1, keepdims=True)
-
-
 @checked_dataclass("")
 class Concepts(Phrases):
     """Options of `builtin:concepts`: the options of `phrases` with other values, and two more.
@@ -226,7 +220,7 @@ class Concepts(Phrases):
         chain = np.zeros((states, states))
         key = self.key("chain", self.concepts, self.memory, self.spread)
         chain[state, (state * self.concepts + np.arange(self.concepts)) % states] = peaked(
-            key, states, self.concepts, self.spread
+            key, self.spread, states, self.concepts
         )
         return chain
 

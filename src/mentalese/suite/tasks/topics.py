@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from mentalese.suite.tasks.base import MarkovText, Words, draw, syllables, uniforms
+from mentalese.suite.tasks.base import MarkovText, Words, draw, peaked, syllables, uniforms
 from mentalese.values import Positive, checked_dataclass
 
 
@@ -62,8 +62,7 @@ class Topics(MarkovText):
     def tables(self) -> np.ndarray:
         """p_k(x_t | x_{t-1}), [topics, symbols before, symbols]; the same for each symbol before if unigram."""
         size = (self.topics, 1 if self.table == "unigram" else self.symbols, self.symbols)
-        weights = (-np.log1p(-uniforms(self.key("tables", self.spread, *size), *size))) ** self.spread
-        tables = weights / weights.sum(-1, keepdims=True)
+        tables = peaked(self.key("tables", self.spread, *size), self.spread, *size)
         return np.broadcast_to(tables, (self.topics, self.symbols, self.symbols))
 
     @cached_property
