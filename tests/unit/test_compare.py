@@ -14,7 +14,7 @@ import pytest
 
 from comparisons import compare
 from mentalese.compare.compare import _cost, _fit, flops_per_token
-from mentalese.compare.comparison import Comparison, headline, paired_test
+from mentalese.compare.comparison import Comparison, paired_test
 from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
@@ -135,7 +135,7 @@ def test_seeds_are_added_until_they_decide(others: list[float], expected: int, t
     values = [[math.log(x) for x in some[:expected]] for some in (others, [100.0] * expected)]
     low, high = paired_t_test(*values, confidence=0.9875).interval
     assert test["interval"] == (pytest.approx(low), pytest.approx(high))
-    assert ("98.75%" in headline(Comparison.from_json(result).rows, 0.9875)) == (expected < 20 and others[0] < 99)
+    assert ("98.75%" in Comparison.from_json(result).headline()) == (expected < 20 and others[0] < 99)
 
 
 def test_answers_have_their_tokens_and_seconds(tmp_path: Path) -> None:

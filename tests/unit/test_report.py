@@ -32,7 +32,7 @@ from mentalese.compare.charts import (
     spread,
     stops,
 )
-from mentalese.compare.comparison import Row, headline, paired_test, winner
+from mentalese.compare.comparison import Comparison, Row, paired_test
 from mentalese.compare.report import contexts_note, ends_note, report, results, unfinished_note
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
@@ -40,6 +40,10 @@ from mentalese.formatting import short_count, short_names
 
 def read(rows: list[dict[str, Any]]) -> list[Row]:
     return [Row.from_json(row) for row in rows]
+
+
+def together(rows: list[dict[str, Any]]) -> Comparison:
+    return Comparison("a text", "a tokenizer", read(rows), {"by": None}, seeds=len(rows[0]["runs"]))
 
 
 class Page(HTMLParser):
@@ -169,9 +173,9 @@ def test_models_that_scored_different_tokens_are_not_ranked() -> None:
     rows = comparison(3, 3)["rows"]
     for one in rows[2]["runs"]:
         one["test"]["tokens"] //= 2  # a bound of the second halves alone
-    assert winner(read(rows)) is None
+    assert together(rows).winner() is None
     assert paired_test(rows[2]["runs"], rows[0]["runs"]) is None
-    assert headline(read(rows)) == (
+    assert together(rows).headline() == (
         "3 models that were scored on different numbers of tokens, and so are not ranked: test perplexity from 96.3 to "
         "100.1."
     )
@@ -187,23 +191,25 @@ def test_commits_and_machines_of_all_runs_are_told() -> None:
 
 def test_the_headline_names_a_winner_only_if_the_seeds_show_one() -> None:
     rows = comparison(3, 3)["rows"]
-    assert headline(read(rows)) == (
+    assert together(rows).headline() == (
         "family2/tiny has the best test perplexity, 96.3, 1.9% below family1/tiny (95% 1.7% to 2.2%, p = 0.001, n = 3)."
     )
-    best = winner(read(rows))
+    best = together(rows).winner()
     assert best is not None
     assert best.name == rows[2]["name"]
     for one, nll in zip(rows[2]["runs"], (4.4, 4.55, 4.7)):  # the same mean, seeds far apart
         one["test"] = one["test"] | {"nll": nll}
-    assert headline(read(rows)) == "No model is ahead in test perplexity: family2/tiny has 96.3, family1/tiny 98.2."
-    assert winner(read(rows)) is None
+    assert (
+        together(rows).headline() == "No model is ahead in test perplexity: family2/tiny has 96.3, family1/tiny 98.2."
+    )
+    assert together(rows).winner() is None
 
 
 def test_a_winner_is_better_than_every_other_model() -> None:
     rows = comparison(3, 3)["rows"]
     for one, nll in zip(rows[0]["runs"], (4.0, 4.6, 5.2)):  # the worst mean, but unknown within a factor of two
         one["test"] = one["test"] | {"nll": nll}
-    assert winner(read(rows)) is None
+    assert together(rows).winner() is None
 
 
 def test_a_winner_of_the_mean_alone_is_none() -> None:
@@ -218,15 +224,15 @@ def test_a_winner_of_the_mean_alone_is_none() -> None:
     assert test.conclusive
     assert test.difference > 0  # the second is better
     assert rows[0]["perplexity"]["mean"] < rows[1]["perplexity"]["mean"]
-    assert winner(read(rows)) is None
-    assert headline(read(rows)).startswith("No model is ahead in test perplexity")
+    assert together(rows).winner() is None
+    assert together(rows).headline().startswith("No model is ahead in test perplexity")
 
 
 @pytest.mark.parametrize(("seeds", "number"), [(1, "One seed"), (2, "Two seeds")])
 def test_few_seeds_rank_nothing(seeds: int, number: str) -> None:
     compared = comparison(2, seeds)
-    assert headline(read(compared["rows"])).startswith(f"{number} of each of 2 models: test perplexity from 98.")
-    assert headline(read(compared["rows"])).endswith("Too few seeds to rank them.")
+    assert together(compared["rows"]).headline().startswith(f"{number} of each of 2 models: test perplexity from 98.")
+    assert together(compared["rows"]).headline().endswith("Too few seeds to rank them.")
     assert "<strong>" not in report(compared)
     assert "<strong>" in report(comparison(2, 3))
 
@@ -341,7 +347,7 @@ def test_labels_never_overlap_and_keep_their_order(places: list[float]) -> None:
 def test_inexact_perplexity_is_labelled() -> None:
     compared = comparison()
     compared["rows"][1]["runs"][0]["test"]["protocol"]["estimator"] = "block-not-causal"
-    assert "98.0 (block-not-causal)" in headline(read(compared["rows"]))
+    assert "98.0 (block-not-causal)" in together(compared["rows"]).headline()
     text = report(compared)
     assert "98.0 (block-not-causal)" in text
     assert text.count("<b>98.0*</b> family1 <small>") == 4  # costs
@@ -350,9 +356,9 @@ def test_inexact_perplexity_is_labelled() -> None:
 
 def test_a_score_of_a_part_of_the_text_has_no_bits_a_byte() -> None:
     _, row = comparison(2)["rows"]
-    assert results(read([row]))[0]["bits/byte"].text != "-"
+    assert results(together([row]))[0]["bits/byte"].text != "-"
     del row["bits_per_byte"]
-    assert results(read([row]))[0]["bits/byte"].text == "-"
+    assert results(together([row]))[0]["bits/byte"].text == "-"
 
 
 def test_given_ends_of_sentences_are_paid_for() -> None:
@@ -457,10 +463,12 @@ def test_stages_are_where_the_curriculum_changes() -> None:
 
 def test_the_headline_names_who_answers_best() -> None:
     rows = questions(3, 3)["rows"]
-    assert headline(read(rows)).startswith(
-        "family2/tiny has the best test accuracy, 73.0%, 11.0 points above family1/tiny (95%"
+    assert (
+        together(rows)
+        .headline()
+        .startswith("family2/tiny has the best test accuracy, 73.0%, 11.0 points above family1/tiny (95%")
     )
-    assert headline(read(questions(2)["rows"])) == (
+    assert together(questions(2)["rows"]).headline() == (
         "One seed of each of 2 models: test accuracy from 60.0% to 50.0%. Too few seeds to rank them."
     )
 

@@ -178,6 +178,40 @@ class Comparison:
     def runs(self) -> list[RunResult]:
         return [run for row in self.rows for run in row.runs]
 
+    def winner(self) -> Row | None:
+        """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
+        best, *others = self.metric.ranked(self.rows, lambda row: row.value)
+        tests = [paired_test(best.runs, other.runs, self.confidence) for other in others]
+        # Means of perplexities may be in another order than means of their logarithms, which are tested.
+        ahead = [test is not None and test.conclusive and best.metric.better(test.difference, 0.0) for test in tests]
+        return best if all(ahead) else None
+
+    def headline(self) -> str:
+        """Return the result in a sentence, which names a winner only if there is one."""
+        best, second, *_ = order = self.metric.ranked(self.rows, lambda row: row.value)
+        last, models, names = order[-1], len(order), f"test {best.metric.name}"
+        if not scored_alike(self.runs):
+            return (
+                f"{models} models that were scored on different numbers of {best.metric.counted}, and so are not "
+                f"ranked: {names} from {best.figure} to {last.figure}."
+            )
+        test, sure = paired_test(best.runs, second.runs, self.confidence), f"{100 * self.confidence:g}%"
+        if test is None:
+            number = {1: "One seed", 2: "Two seeds"}[len(best.runs)]
+            return (
+                f"{number} of each of {models} models: {names} from {best.figure} to {last.figure}. "
+                "Too few seeds to rank them."
+            )
+        if self.winner() is None:
+            return f"No model is ahead in {names}: {best.name} has {best.figure}, {second.name} {second.figure}."
+        if best.metric is ACCURACY:
+            low, high = (f"{100 * value:.1f}" for value in test.interval)
+            gain = f"{100 * test.difference:.1f} points above {second.name} ({sure} {low} to {high}, "
+        else:
+            high, low = (f"{-math.expm1(value):.1%}" for value in test.interval)
+            gain = f"{-math.expm1(test.difference):.1%} below {second.name} ({sure} {low} to {high}, "
+        return f"{best.name} has the best {names}, {best.figure}, {gain}{significance(test.p, test.n)})."
+
     def to_json(self) -> RunResult:
         return {"version": 1, **vars(self), "rows": [row.to_json() for row in self.rows]}
 
@@ -206,42 +240,6 @@ def scored_alike(runs: Sequence[RunResult]) -> bool:
     """Test if all runs were scored on as many tokens, or questions."""
     counted = metric_of(runs[0]["test"]).counted
     return len({run["test"][counted] for run in runs}) == 1
-
-
-def winner(rows: Sequence[Row], confidence: float = CONFIDENCE) -> Row | None:
-    """Return the row that is better than every other one; `None` if the seeds, three or more, do not show it."""
-    best, *others = rows[0].metric.ranked(rows, lambda row: row.value)
-    tests = [paired_test(best.runs, other.runs, confidence) for other in others]
-    # Means of perplexities may be in another order than means of their logarithms, which are tested.
-    ahead = [test is not None and test.conclusive and best.metric.better(test.difference, 0.0) for test in tests]
-    return best if all(ahead) else None
-
-
-def headline(rows: Sequence[Row], confidence: float = CONFIDENCE) -> str:
-    """Return the result in a sentence, which names a winner only if there is one."""
-    best, second, *_ = order = rows[0].metric.ranked(rows, lambda row: row.value)
-    last, names = order[-1], f"test {best.metric.name}"
-    if not scored_alike([run for row in rows for run in row.runs]):
-        return (
-            f"{len(rows)} models that were scored on different numbers of {best.metric.counted}, and so are not "
-            f"ranked: {names} from {best.figure} to {last.figure}."
-        )
-    test, sure = paired_test(best.runs, second.runs, confidence), f"{100 * confidence:g}%"
-    if test is None:
-        number = {1: "One seed", 2: "Two seeds"}[len(best.runs)]
-        return (
-            f"{number} of each of {len(rows)} models: {names} from {best.figure} to {last.figure}. "
-            "Too few seeds to rank them."
-        )
-    if winner(rows, confidence) is None:
-        return f"No model is ahead in {names}: {best.name} has {best.figure}, {second.name} {second.figure}."
-    if best.metric is ACCURACY:
-        low, high = (f"{100 * value:.1f}" for value in test.interval)
-        gain = f"{100 * test.difference:.1f} points above {second.name} ({sure} {low} to {high}, "
-    else:
-        high, low = (f"{-math.expm1(value):.1%}" for value in test.interval)
-        gain = f"{-math.expm1(test.difference):.1%} below {second.name} ({sure} {low} to {high}, "
-    return f"{best.name} has the best {names}, {best.figure}, {gain}{significance(test.p, test.n)})."
 
 
 def significance(p: float, n: int) -> str:

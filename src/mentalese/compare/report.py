@@ -28,14 +28,11 @@ from mentalese.compare.comparison import (
     FLOPS_TOLERANCE,
     Comparison,
     Row,
-    headline,
     scored_alike,
     significance,
-    winner,
 )
 from mentalese.compare.tuning import number_of
 from mentalese.evaluation import metric as metrics
-from mentalese.evaluation.statistics import CONFIDENCE
 from mentalese.files import JsonObject
 from mentalese.formatting import short_count, short_names
 from mentalese.html import TEMPLATES, render
@@ -70,12 +67,12 @@ def print_comparison(comparison: RunResult) -> None:
     """Print the table on standard output."""
     compared = Comparison.from_json(comparison)
     rows = compared.rows
-    cells = results(rows, compared.confidence)
+    cells = results(compared)
     lines = [
         (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
     ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
-    for note in (headline(rows, compared.confidence), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
+    for note in (compared.headline(), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
         if note:
             print(f"\n{note}")
 
@@ -99,9 +96,9 @@ def report(comparison: RunResult, answers: Mapping[str, Sequence[JsonObject]] | 
         names=names,
         colours=COLOURS,
         metric=compared.metric.name,
-        headline=headline(rows, compared.confidence),
+        headline=compared.headline(),
         missed=_missed(compared),
-        results=results(rows, compared.confidence),
+        results=results(compared),
         more_is_better=MORE_IS_BETTER,
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
@@ -121,9 +118,9 @@ def report(comparison: RunResult, answers: Mapping[str, Sequence[JsonObject]] | 
 # -- the result --------------------------------------------------------------------------------------------------------
 
 
-def results(rows: Sequence[Row], confidence: float = CONFIDENCE) -> list[dict[str, Cell]]:
+def results(comparison: Comparison) -> list[dict[str, Cell]]:
     """Return each model's cells by the titles of columns; scores first, which a phone shows without scrolling."""
-    metric, best = rows[0].metric, winner(rows, confidence)
+    rows, metric, best = comparison.rows, comparison.metric, comparison.winner()
     ablated = any(row.ablation for row in rows)
     finite = [row.value for row in rows if math.isfinite(row.value)]
     full = 1.0 if metric is metrics.ACCURACY else max(finite, default=1.0)
