@@ -185,14 +185,11 @@ def composed(size: float) -> SuiteTask:
 
 
 def conceptlm(backbone: Model) -> Model:
-    """Return concepts of 4 tokens, read from the embeddings and added after the final norm of both.
-
-    As in the authors' GPT-2.
+    """Return concepts of 4 tokens, as in the authors' GPT-2 read from the embeddings and added after both final norms.
 
     Without the norm, concepts of other layers diverge on `text` at the rates that suit the decoder, and concepts of the
-    embeddings drown them on `phrases`. With the paper's weights of its losses, 1, or with 100 for its codes, they
-    outweigh the tokens' in small models at first: on `phrases` nothing is learned in the first 0.2M tokens, since the
-    prediction starts ten times as large as the concepts.
+    embeddings drown them on `phrases`. With larger weights (docs/tasks.md) these losses outweigh the tokens' at first,
+    since the prediction starts ten times as large as the concepts.
     """
     sizes = {"insert_depth": 0, "fusion": "norm_sum", "chunk_size": 4, "num_segments": 4}
     return {"model_type": "conceptlm", "backbone": backbone, **sizes, "ncp_weight": 0.1, "vq_weight": 1.0}
