@@ -189,8 +189,9 @@ def test_numbers_choose_the_thought_of_each_row() -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_models_without_thoughts_are_refused(name: str, corpus: Path) -> None:
     model, row = text_of(name, corpus)
+    message = f"model is '{model.config.model_type}': the model has no thoughts of its own"
     for read in (influence, thoughts_of):
-        with pytest.raises(InputError, match=f"model is '{model.config.model_type}': the model has no thoughts of its own"):
+        with pytest.raises(InputError, match=message):
             read(model, row)
 
 
