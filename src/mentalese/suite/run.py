@@ -200,7 +200,7 @@ def suite_page(result: Judged) -> str:
     return render("suite.html.j2", result=result, families=families, verdict=verdict, confidence_of=confidence_of)
 
 
-def tasks_of(names: Sequence[str], patterns: Sequence[str], size: float) -> list[SuiteTask]:
+def tasks_of(names: Sequence[str], patterns: Sequence[str], size: float = 1.0) -> list[SuiteTask]:
     """Return the tasks of these names, with the methods that match a pattern, and their twins and controls."""
     for name in names:
         require(name in SUITE, "tasks", name, f"use some of {', '.join(SUITE)}{nearest(name, SUITE)}")

@@ -28,7 +28,6 @@ from mentalese.training.plan import Plan
 
 SAMPLES = 2  # without evaluation.sample_prompts
 TRIED = 50  # openings, until enough of them leave room for an answer
-TOKENS = 12  # of an opening
 
 
 class Validation:
@@ -134,13 +133,13 @@ class Validation:
 
 
 def openings(
-    store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int, *, questions: bool = False
+    store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int = 2, length: int = 12, *, questions: bool = False
 ) -> list[str]:
     """Return the first words of some test documents, or of records the questions: prompts that fit any corpus."""
     split = store.splits["test"]
     if questions:
         turn, firsts = user_turn(tokenizer), split.document_segments[:-1][:count]
         return [question_text(split.segment(first).tolist(), tokenizer, turn).strip() for first in firsts]
-    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * TOKENS] + split.beginning
-    texts = (decode(split.tokens[start : start + TOKENS].tolist(), tokenizer) for start in starts)
+    starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
+    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
     return list(islice((text for text in texts if text.strip()), count)) or ["The"]
