@@ -161,11 +161,11 @@ def bubbles(text: str = TEXT) -> dict[str, Any]:
     return trace
 
 
-def passes() -> dict[str, Any]:
+def passes(count: int = 6) -> dict[str, Any]:
     """Latents between a question and its answer (Coconut, AGCLR)."""
     draw = random.Random(3)
     question = words("Every yumpus is a rompus. Every rompus is a lorpus. Alex is a yumpus. Is Alex a lorpus?")
-    tokens = [*question, *[LATENT] * 6, *words(" Alex is a lorpus.")]
+    tokens = [*question, *[LATENT] * count, *words(" Alex is a lorpus.")]
     trace = plain(name="coconut/tiny", seed=3, tokens=tokens)
     trace["about"] = "Between question and answer the model passes its last state on as the next input."
     names = [" yumpus", " rompus", " lorpus", " Alex", " is", " every", " not", "."]
@@ -174,14 +174,14 @@ def passes() -> dict[str, Any]:
         shares = sorted((draw.expovariate(1) ** 2 for _ in names), reverse=True)
         return [[name, round(share / sum(shares), 4)] for name, share in zip(draw.sample(names, 8), shares)]
 
-    for n in range(6):
+    for n in range(count):
         column = len(question) + n
         trace["thoughts"] += [thought(column, column + 1, label, nearest=nearest()) for label in ("latent", "concept")]
-    start = len(question) + 6
+    start = len(question) + count
     trace["answer"] = {"start": start, "text": "Alex is a lorpus.", "answer": "Alex is a lorpus.",
                        "expected": "Alex is a rompus.", "right": False}  # fmt: skip
     for key in ("write", "forget"):
-        values = [round(0.1 + 0.8 * draw.random(), 3) for _ in range(6)]
+        values = [round(0.1 + 0.8 * draw.random(), 3) for _ in range(count)]
         trace["curves"][key] = curve(f"{key} gate", "pass", values, "share")
     return trace
 

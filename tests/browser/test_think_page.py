@@ -216,6 +216,16 @@ def test_passes_stand_side_by_side_and_end_in_a_marked_answer(opened: Open) -> N
     assert "the right answer: Alex is a rompus." in text_of(page, ".answer")
 
 
+def test_many_passes_stand_in_rows_with_three_tokens_each(opened: Open) -> None:
+    page = opened(page_html(page_of(payloads.passes(12))))
+    assert page.locator(".passes").evaluate("panel => panel.scrollWidth <= panel.clientWidth")
+    columns = page.locator(".passes > li")
+    assert columns.evaluate_all("columns => new Set(columns.map((column) => column.offsetTop)).size") > 1
+    tokens = columns.first.locator(".bars").first.locator("li")
+    assert [token.is_visible() for token in tokens.all()][2:4] == [True, False]
+    assert not page.locator(".gates").first.is_visible()
+
+
 def test_two_models_of_questions_are_compared_by_their_answers(opened: Open) -> None:
     one, other = payloads.passes(), payloads.passes()
     one |= {"short": "with thoughts"}

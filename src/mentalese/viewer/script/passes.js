@@ -1,5 +1,8 @@
 // -- passes through latents -------------------------------------------------------------------------------------------
 
+/** More passes than this are shown in rows, with fewer tokens each. */
+const MANY = 6;
+
 /** Thoughts grouped by their first token, in the order of the text. */
 function byStart(thoughts) {
   const groups = new Map();
@@ -40,7 +43,7 @@ function passesPanel(trace) {
     nodes.forEach((node, i) => { node.classList.toggle("here", i === n); });
   }
   const thoughtsOf = (n) => range(trace.thoughts.length).filter((i) => passes[n].includes(trace.thoughts[i]));
-  const list = make("ol.passes", {
+  const list = make(`ol.passes${passes.length > MANY ? ".many" : ""}`, {
     "aria-label": "Passes",
     onpointerover: (event) => {
       const node = event.target.closest("li[tabindex]");
@@ -56,8 +59,8 @@ function passesPanel(trace) {
     onkeydown: (event) => walk(nodes, event.target.index, event, BOTH),
   }, ...nodes);
   return {
-    node: section("Pass by pass", "Between question and answer the model reads its own last hidden state instead of a token. For each pass: the most likely tokens when that state is decoded by the output embedding. A full bar is 100%.",
-      make("div.from-to", {}, list, trace.answer ? answerOf(trace) : ""),
+    node: section("Pass by pass", "Between question and answer the model reads vectors of its own instead of tokens. For each pass: the most likely tokens by the output embedding. A full bar is 100%.",
+      make(`div.from-to${passes.length > MANY ? ".rows" : ""}`, {}, list, trace.answer ? answerOf(trace) : ""),
       asTable(["pass", "thought", "most likely tokens (probability)", ...gates.map(({ title }) => title)], () => passes.flatMap((pass, n) => pass.map(({ label, nearest }) =>
         [n + 1, label, nearest.map(([token, share]) => `${visible(token)} (${percent(share)})`).join(", "), ...gates.map((gate) => say(gate.values[n], gate))])))),
     point: (token) => show(token === null ? null : passes.findIndex(([{ start, end }]) => start <= token && token < end)),
