@@ -12,8 +12,8 @@ eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in 
 500 test questions; with other questions 0.1 nats and 89.6%, where written steps have 99.6%). `cot` has three epochs.
 Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is one epoch,
 the last one two. They have 0.4 of its learning rate: at all of it `arithmetic-coconut` answers 16% of 100 validation
-questions after its first stage, and 76% before. `no-cot` and `looped` answer at once; they have as many epochs as `cot`
-and a curriculum together.
+questions after its first stage, and 76% before. `colar` learns from written steps in every epoch, at the rate of `cot`.
+`no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         latent(at_once, "no-cot", stages),
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
-        dataclasses.replace(continued(colar), name=f"{recipe.name}-colar"),
         continued(codi(recipe, "", stages.stages * stages.latents_per_step)),
+        dataclasses.replace(continued(colar), name=f"{recipe.name}-colar"),
         looped(at_once, "looped", 2, "the middle layers twice", stages),
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
