@@ -181,6 +181,7 @@ def response(status: int) -> httpx.Response:
     return httpx.Response(status, request=httpx.Request("POST", "https://example.org"))
 
 
+@pytest.mark.parametrize("run", ["gpt2/tiny"], indirect=True)
 @pytest.mark.parametrize(
     ("fails", "says"),
     [

@@ -241,6 +241,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"layers_per_turn": 1, "memory": "prefix"},
 ]  # fmt: skip
 ONLY_TRAINING = {"memory_gradient_window", "next_vector_weight"}
+INFERENCE = [fields for fields in VARIANTS if not ONLY_TRAINING & fields.keys()]
 
 
 def plain_of(model: ThoughtGestaltForCausalLM) -> ThoughtGestalt:
@@ -344,7 +345,7 @@ def test_the_plain_model_starts_as_the_fast_one_does(tied: bool) -> None:
         assert torch.equal(weights["lm_head.weight"], weights["embed.weight"]) == tied
 
 
-@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+@pytest.mark.parametrize("fields", INFERENCE, ids=str)
 @pytest.mark.parametrize("tokens", [1, 12, 40])
 def test_document_is_scored_in_parts_that_keep_only_memory(
     fields: dict[str, Any], tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -591,7 +592,7 @@ def generate(model: ThoughtGestaltForCausalLM, rows: list[list[int]], **options:
     )
 
 
-@pytest.mark.parametrize("fields", [fields for fields in VARIANTS if not ONLY_TRAINING & fields.keys()], ids=str)
+@pytest.mark.parametrize("fields", INFERENCE, ids=str)
 def test_cached_logits_are_uncached_logits_for_ragged_rows(fields: dict[str, Any]) -> None:
     for seed in range(2):
         model = make(seed, **fields)
