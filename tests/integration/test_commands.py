@@ -278,9 +278,9 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
         recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, max_documents=2))
         return dataclasses.replace(shown, task=dataclasses.replace(shown.task, spec=spec), recipe=recipe)
 
-    def run_jobs(jobs: list[Job], *, count: int, show: bool) -> list[Any]:
+    def run_jobs(jobs: list[Job], *, count: int) -> list[Any]:
         trained.extend(job.recipe.name for job in jobs if not (job.folder / "result.json").is_file())
-        return jobs_of_this_process(jobs, show=show)
+        return jobs_of_this_process(jobs)
 
     monkeypatch.setattr("mentalese.suite.demo.SCORED", 4)
     monkeypatch.setattr("mentalese.suite.demo.TRIED", 4)
@@ -306,7 +306,7 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
         digits = ".1%" if model["levels"]["unit"] == "accuracy" else ".3f"
         assert f"{model['scores']['own thoughts']:{digits}}" in shown
     assert len(trained) == len(found)
-    name, models = "smollm2-words-coconut", tmp_path / "cache/models"
+    name, models = "smollm2-words-colar", tmp_path / "cache/models"
     monkeypatch.setenv("MENTALESE_CACHE", str(models.parent))
     monkeypatch.setattr("mentalese.suite.demo.ASKED", 4)
     monkeypatch.setattr("mentalese.suite.demo.packaged_models", lambda: {name: models / name})

@@ -23,7 +23,7 @@ from mentalese.packaged import packaged, packaged_models
 MODELS = Path(__file__).parents[2] / "models" / "mentalese_models"
 NAMES = sorted(folder.parent.name for folder in MODELS.glob("*/config.json"))
 ADAPTERS = sorted(folder.parent.name for folder in MODELS.glob("*/adapter_config.json"))
-ADAPTERS_LIMIT = 12e6  # bytes, of the adapters of one model
+ADAPTERS_LIMIT = 12 * 2**20  # bytes, of the adapters of one model
 LIMIT = 40e6  # bytes, of all models
 
 

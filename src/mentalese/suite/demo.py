@@ -35,7 +35,7 @@ Entry = dict[str, Any]
 """A part of `demo.json`."""
 EXAMPLES = 6
 SCORED = 200  # documents or questions
-PRETRAINED = f"{PREFIX}{SMOLLM2}-words-coconut"
+PRETRAINED = f"{PREFIX}{SMOLLM2}-words-colar"
 ASKED = 60  # questions to the pretrained model
 TRIED = 40  # first documents or questions of the test split, the candidates for examples
 
@@ -84,7 +84,7 @@ def _pretrained(out: Path) -> Entry | None:
         "name": name,
         "title": "SmolLM2 thinks in latents, in English",
         "about": "A chat model of 135 million parameters, with adapters that replace the written steps of a word "
-        "problem by hidden states. Its page shows each of them as the tokens that it is closest to.",
+        "problem by vectors. Its page shows each of them beside the tokens that it stands for.",
         "page": _page(out / f"{name}.html", models, examples[0], f"mentalese think {PRETRAINED} ..").name,
         "scores": scores,
         "levels": {"unit": "accuracy", "optimum": 1.0, "chance": 0.0},
