@@ -1,7 +1,8 @@
 """Makes gallery.md and its pictures from trained runs: python docs/gallery.py RUN [RUN+OTHER] ...
 
-A run is shown what it was tested on: the first long paragraph, or the first question, of its test split. Its page
-(`mentalese think`) is opened in Chromium and the panels are photographed; OTHER is a run to look at the same text with.
+A run is shown what it was tested on: the first long paragraph, or the first question with the most steps, of its test
+split. Its page (`mentalese think`) is opened in Chromium and the panels are photographed; OTHER is a run to look at the
+same text with.
 """
 
 from __future__ import annotations
@@ -48,18 +49,19 @@ PANELS = {
 }
 
 
-def text_for(run: str) -> str:
-    """Return a text from the test split of the run's source."""
+def text_for(run: str) -> tuple[str, str | None]:
+    """Return a text from the test split of the run's source, and its answer if it is a question."""
     recipe = saved_recipe(run)
     if recipe is None:
         raise SystemExit(f"{run} contains no recipe: use the folder of a run")
     documents = open_source(recipe.data.source).documents("test")
     if recipe.layout.questions:
-        return next(document.segments[0] for document in documents if document.segments)
+        question, *_, answer = max((d.segments for d in islice(documents, TRIED)), key=len)
+        return question, answer.removeprefix("### ")
     paragraphs = (paragraph.strip() for document in documents for paragraph in document.text.split("\n\n"))
     found = max(islice(paragraphs, TRIED), key=lambda paragraph: min(len(paragraph.split()), 0.6 * WORDS))
     found = "".join(re.findall(r"\S+\s*", found)[:WORDS])
-    return found[: found.rfind(".") + 1] or found  # whole sentences
+    return found[: found.rfind(".") + 1] or found, None  # whole sentences
 
 
 def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
@@ -82,8 +84,9 @@ def photograph(page: Page, panel: str, pointed: str | None, path: Path) -> None:
 
 def entry(browser: Browser, run: str, other: str | None) -> str:
     """Write pictures of a run's panels; return their section in Markdown."""
-    saved, against = load(run), load(other) if other else None
-    html = think_page(saved, text_for(run), against=against, influence=has_own_thoughts(saved.model.config))
+    saved, against, (text, answer) = load(run), load(other) if other else None, text_for(run)
+    thinks = has_own_thoughts(saved.model.config)
+    html = think_page(saved, text, against=against, answer=answer, influence=thinks)
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(html)
         file.flush()
@@ -124,11 +127,11 @@ def main(runs: list[str]) -> None:
 
 INTRODUCTION = """# What models think: a gallery
 
-Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures again). The models are small and were
-trained on a CPU, each on a task made for its kind of thought; the texts are from test splits. `mentalese think
-models:thought_gestalt-recall --text "..."` writes such a page for a model of the package of trained models, and
-`mentalese demo` trains five such models and writes their pages. The pages themselves are interactive: pointing at a
-token, sentence, stream or chunk highlights what belongs to it in every panel.
+Pages of `mentalese think` (`python docs/gallery.py RUN ...` makes these pictures again). SmolLM2 has adapters; the
+other models are small. All were trained on a CPU, each on a task made for its kind of thought; the texts are from test
+splits. `mentalese think models:thought_gestalt-recall --text "..."` writes such a page for a model of the package of
+trained models, and `mentalese demo` trains five such models and writes their pages. The pages themselves are
+interactive: pointing at a token, sentence, stream or chunk highlights what belongs to it in every panel.
 
 Pictures show what a model computes, not that it helps: see [what is withdrawn](../results/README.md#withdrawn)."""
 
