@@ -60,7 +60,7 @@ function passesPanel(trace) {
   }, ...nodes);
   return {
     node: section("Pass by pass", "Between question and answer the model reads vectors of its own instead of tokens. For each pass: the most likely tokens by the output embedding. A full bar is 100%.",
-      make(`div.from-to${passes.length > MANY ? ".rows" : ""}`, {}, list, trace.answer ? answerOf(trace) : ""),
+      make("div.from-to", {}, list, trace.answer ? answerOf(trace) : ""),
       asTable(["pass", "thought", "most likely tokens (probability)", ...gates.map(({ title }) => title)], () => passes.flatMap((pass, n) => pass.map(({ label, nearest }) =>
         [n + 1, label, nearest.map(([token, share]) => `${visible(token)} (${percent(share)})`).join(", "), ...gates.map((gate) => say(gate.values[n], gate))])))),
     point: (token) => show(token === null ? null : passes.findIndex(([{ start, end }]) => start <= token && token < end)),
