@@ -487,9 +487,10 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         output.loss = output.loss + self.config.step_weight * loss
 
     def _all_trained(self, output: LossOutput) -> LossOutput:
-        """Return the output connected to all weights outside the backbone, so that unused ones get zero gradients."""
-        if added := [p.sum() for name, p in self.named_parameters() if not name.startswith("backbone.")]:
-            output.loss = output.loss + 0.0 * sum(added)
+        """Return the output connected to all weights beside the backbone, so that unused ones get zero gradients."""
+        added = [module for name, module in self.named_children() if name != "backbone"]
+        if added:
+            output.loss = output.loss + 0.0 * sum(p.sum() for module in added for p in module.parameters())
         return output
 
     def start_from_backbone(self) -> None:
