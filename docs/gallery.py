@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from mentalese import load
 from mentalese.data.sources import open_source
+from mentalese.evaluation.answer_rule import final_answer
 from mentalese.models.checkpoints import saved_recipe
 from mentalese.models.config import has_own_thoughts
 from mentalese.viewer import think_page
@@ -57,7 +58,7 @@ def text_for(run: str) -> tuple[str, str | None]:
     documents = open_source(recipe.data.source).documents("test")
     if recipe.layout.questions:
         question, *_, answer = max((d.segments for d in islice(documents, TRIED)), key=len)
-        return question, answer.removeprefix("### ")
+        return question, final_answer(answer)
     paragraphs = (paragraph.strip() for document in documents for paragraph in document.text.split("\n\n"))
     found = max(islice(paragraphs, TRIED), key=lambda paragraph: min(len(paragraph.split()), 0.6 * WORDS))
     found = "".join(re.findall(r"\S+\s*", found)[:WORDS])

@@ -81,7 +81,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         rate = 0.4 * recipe.optimizer.learning_rate
         return continued(made.replace(layout=first.layout, phases=phases, optimizer={"learning_rate": rate}))
 
-    colar = compressed(recipe, "", factor=2, max_latents=stages.step_tokens)
+    colar = compressed(recipe.replace(name=f"{recipe.name}-colar"), "", factor=2, max_latents=stages.step_tokens)
     at_once = recipe.replace(train={"epochs": written + length})
     made = [
         latent(recipe, "cot", stages),
@@ -89,7 +89,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
         continued(codi(recipe, "", stages.stages * stages.latents_per_step)),
-        dataclasses.replace(continued(colar), name=f"{recipe.name}-colar"),
+        continued(colar),
         looped(at_once, "looped", 2, "the middle layers twice", stages),
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
