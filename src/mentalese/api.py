@@ -119,11 +119,12 @@ def answer(
             or `NAME.jsonl` for these lines only.
         show: progress on standard error.
         options: fields of `AnswerOptions`: `source`, `split`, `shots`, `answer_samples`, `num_beams`, `temperature`,
-            `seed`, `answer_tokens`, `documents`, `stage`, `latents`, ..
+            `seed`, `answer_tokens`, `documents`, `batch_size`, `stage`, `latents`, ..
 
     Returns:
         The fields of `AnswerMetrics` (`accuracy`, `exact_match`, `f1`, `questions`, `protocol`, and `pass_at_k` if
-        answers are sampled), and `split`, `source`, `detokenizer`, `data_hash` of the questions.
+        answers are sampled), `tokens_per_question`, `seconds_per_question`, and `split`, `source`, `detokenizer`,
+        `data_hash` of the questions.
 
     Raises:
         InputError: an option that does not exist or is out of range, a source without questions, or questions that

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,9 @@ def test_a_model_that_has_learnt_the_answer_says_it_and_stops(recipe: Recipe, tm
     kept = [json.loads(line) for line in (tmp_path / "run/answers.jsonl").read_text().splitlines()]
     own = {"seconds": 0, "checksum": ""}
     assert [line | own for line in kept] == [line | own for line in lines]
+    found = json.loads(out.read_text())
+    for name in ("tokens", "seconds"):
+        assert found[f"{name}_per_question"] == pytest.approx(statistics.fmean(line[name] for line in lines))
     only = tmp_path / "only.jsonl"
     answer(tmp_path / "run", out=only, show=False)
     assert len(only.read_text().splitlines()) == len(lines)
@@ -287,7 +291,9 @@ def test_answer_finds_the_accuracy_that_training_found(
         assert found[name] == result["test"][name]
     assert f"{result['test']['f1']:,.4f}" in capsys.readouterr().out
     assert found["protocol"] | {"stage": 2, "latents": 2} == found["protocol"]
-    assert answer(run, show=False) == found
+    alone = answer(run, batch_size=1, show=False)
+    assert alone.pop("seconds_per_question") > found.pop("seconds_per_question")
+    assert alone == found
     assert mentalese("eval", run, "--out", out) == 0
     perplexity = json.loads(out.read_text())["perplexity"]
     assert perplexity["nll"] == pytest.approx(result["test"]["nll"], rel=1e-6)

@@ -59,7 +59,8 @@ def test_answers_are_those_of_the_run(corpus: Path, tmp_path: Path) -> None:
     records = [answers.ask(model, model.split("test"), show=False).records for model in (first, again)]
     assert records[0] == records[1]
     assert {record.text for record in records[0]} != {""}
-    assert answers.run(first) == answers.run(again)
+    results = [answers.run(model) | {"seconds_per_question": 0.0} for model in (first, again)]
+    assert results[0] == results[1]
 
 
 def test_a_copy_in_half_precision_reads_as_trained(corpus: Path, tmp_path: Path) -> None:

@@ -174,15 +174,16 @@ def run(
     """Ask the questions of a split; write the result to `places(out)`.
 
     Returns:
-        `AnswerMetrics.to_dict()` with `split`, `source`, `detokenizer` and `data_hash` of the questions, and `left_out`
-        if `layout.too_long` is `skip` and questions were left out.
+        `AnswerMetrics.to_dict()`; `tokens_per_question` and `seconds_per_question`, means over the greedy answers;
+        `split`, `source`, `detokenizer` and `data_hash` of the questions; and `left_out` if `layout.too_long` is `skip`
+        and questions were left out.
 
     Raises:
         InputError: the source has texts and no questions; errors of `ask` and `Saved.store`.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
-    rule, tokens, documents = options.answer_rule, options.answer_tokens, options.documents
-    changes = {"answer_rule": rule, "answer_tokens": tokens, "max_documents": documents}
+    changes = {name: getattr(options, name) for name in ("answer_rule", "answer_tokens", "batch_size")}
+    changes["max_documents"] = options.documents
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text, but the store separates their parts.
     part = options.part(saved)
@@ -195,7 +196,12 @@ def run(
     answers = ask(saved, split, options, examples=examples, show=show)
     left_out = store.meta.get("left_out", {}).get("test" if part == "all" else part, 0)
     counts = {"left_out": left_out} if left_out else {}
-    result = answers.metrics().to_dict() | counts | options.origin(saved, store)
+    asked = [record for record in answers.records if record.asked]
+    means = {
+        "tokens_per_question": statistics.fmean(record.tokens for record in asked),
+        "seconds_per_question": statistics.fmean(record.seconds for record in asked),
+    }
+    result = answers.metrics().to_dict() | means | counts | options.origin(saved, store)
     if out is not None:
         *place, file = places(out)
         for path in place:

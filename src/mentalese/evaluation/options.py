@@ -135,6 +135,7 @@ class EvaluationOptions(TextOptions):
     joined: bool = False
     context_length: Positive | None = None
     documents: Positive | None = None
+    batch_size: Positive | None = None
     stage: NonNegative | None = None
     latents: NonNegative | None = None
     limit: Positive | None = None
@@ -160,6 +161,8 @@ class AnswerOptions(TextOptions):
         answer_rule: compare answers to the letter (text), by value where the right answer is a number (number), or by
             the letter of a choice (choice).
         documents: ask only the first N questions.
+        batch_size: questions that are answered together (not set: as in training); seconds per question depend on it,
+            and sampled answers.
         stage: ask at this stage of the curriculum (not set: the last one of training).
         latents: number of latent tokens after the question (not set: as in training).
     """
@@ -173,6 +176,7 @@ class AnswerOptions(TextOptions):
     answer_tokens: Positive | None = None
     answer_rule: AnswerRuleName | None = None
     documents: Positive | None = None
+    batch_size: Positive | None = None
     stage: NonNegative | None = None
     latents: NonNegative | None = None
 
