@@ -151,18 +151,29 @@ def test_looking_at_thoughts_between_tokens_changes_no_token(
     looks: list[ThoughtTrace] = []
     written = [*player.write(options, threading.Event(), looks.append)][-1]
     assert written == text(player, options)
-    sizes = [len(look.input_ids) for look in looks]
+    sizes = [len(look.input_ids) for look in looks[:-1]]
     if not player.saved.model.causal:
-        assert not looks, "its tokens are not written in order"
+        assert not sizes, "its tokens are not written in order"
         return
     assert len(sizes) > 2, "thoughts are shown while the text grows"
     assert sizes == sorted({*sizes})
-    drawn = player.drawn(looks[-1], PROMPT)["traces"][0]
+    drawn = player.drawn(looks[-2], PROMPT)["traces"][0]
     asked = player.saved.encode(PROMPT)["input_ids"].shape[1]
     assert (drawn["answer"] is not None) == player.saved.layout.questions
     assert drawn["answer"] is None or drawn["answer"]["start"] == asked
-    final = player.drawn(player.thoughts(options, written), PROMPT)["traces"][0]
+    final = player.drawn(looks[-1], PROMPT)["traces"][0]
     assert "".join(final["tokens"][:asked]) == "".join(drawn["tokens"][:asked])
+
+
+@pytest.mark.parametrize("player", ["coconut/tiny", "colar/tiny"], indirect=True, scope="module")
+def test_the_last_look_is_what_think_shows(player: Player) -> None:
+    looks: list[ThoughtTrace] = []
+    options = player.options(PROMPT, settings(player, temperature=0, max_new_tokens=9))
+    pieces = [*player.write(options, threading.Event(), looks.append)]
+    thought = player.saved.think(PROMPT, max_new_tokens=9)
+    assert looks[-1].written == thought.written
+    assert torch.equal(looks[-1].input_ids, thought.input_ids)
+    assert len(pieces) >= len(thought.input_ids) - thought.written, "also where a token has no text"
 
 
 def test_examples_come_from_the_model_data(player: Player) -> None:

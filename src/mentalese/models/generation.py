@@ -98,7 +98,7 @@ def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> G
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        yield from (piece for piece in streamer if piece)
+        yield from streamer
     finally:
         closed.set()
         thread.join()

@@ -169,7 +169,10 @@ class Saved:
         return generation.generate_text(self, _listed(texts), max_new_tokens=max_new_tokens, **options)
 
     def stream(self, text: str, *, max_new_tokens: int = 40, **options: Any) -> Generator[str, None, None]:
-        """Yield the continuation of one text, as `generate` without beams; closing the iterator stops the model."""
+        """Yield the continuation of one text, as `generate` without beams; closing the iterator stops the model.
+
+        A piece comes after each token. It is empty within a word, and after a token without text, such as a latent.
+        """
         return generation.stream_text(self, checked("text", str, text), max_new_tokens=max_new_tokens, **options)
 
     def score(self, texts: str | Sequence[str]) -> list[scoring.TextScore]:

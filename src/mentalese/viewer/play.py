@@ -31,7 +31,6 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mentalese.data.prompts import PromptEncoder
 from mentalese.data.sources import opened_source
 from mentalese.errors import InputError
 from mentalese.evaluation.answer_rule import final_answer
@@ -173,19 +172,23 @@ class Player:
 
         Args:
             stopped: stops the model at the next token once it is set.
-            seen: is called with what the model thinks of the text so far, now and then, between two tokens.
+            seen: is called with what the model thinks of the text so far, now and then, between two tokens, and once
+                at the end. Of a question and its answer these are the thoughts that it had while it wrote.
 
         Raises:
             InputError: what `mentalese generate` refuses.
         """
         saved = self._asked(options)
-        due = time.monotonic()
+        due, ordered = time.monotonic(), saved.model.causal  # others fill in tokens anywhere
+        [prompt] = options.prompt
+        ids, written = saved.encode(prompt)["input_ids"][0], saved.prompt_text(prompt)
 
         def look(input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-            nonlocal due
-            if seen is not None and time.monotonic() >= due and not stopped.is_set():
+            nonlocal due, ids
+            ids = input_ids[0]
+            if seen is not None and ordered and time.monotonic() >= due and not stopped.is_set():
                 start = time.monotonic()
-                seen(self._trace(saved, options, input_ids[0]))
+                seen(self._trace(saved, options, ids))
                 due = time.monotonic() + max(_OFTEN, _SHARE * (time.monotonic() - start))
             return torch.full((input_ids.shape[0],), stopped.is_set(), device=input_ids.device)
 
@@ -193,15 +196,14 @@ class Player:
         kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed, "stopping_criteria": [look]}
         if "show_progress" in kwargs:
             kwargs["show_progress"] = False
-        [prompt] = options.prompt
-        if not saved.model.causal:
-            seen = None  # its tokens are not written in order
-            yield saved.generate(prompt, **kwargs)[0]
-            return
-        written = saved.prompt_text(prompt)
-        with closing(saved.stream(prompt, **kwargs)) as pieces:
-            for piece in pieces:
-                yield (written := written + piece)
+        if ordered:
+            with closing(saved.stream(prompt, **kwargs)) as pieces:
+                for piece in pieces:
+                    yield (written := written + piece)
+        else:
+            yield (written := saved.generate(prompt, **kwargs)[0])
+        if seen is not None:
+            seen(self._trace(saved, options, ids) if saved.answers else saved.think(written, **_steps(options)))
 
     def _asked(self, options: GenerateOptions) -> Saved:
         """Return the model under these options; the weights are shared."""
@@ -211,16 +213,6 @@ class Player:
         model = copy.copy(saved.model)
         model.config = with_fields(model.config, config_fields(options.config))
         return dataclasses.replace(saved, model=model)
-
-    def thoughts(self, options: GenerateOptions, written: str) -> ThoughtTrace:
-        """Return the model's thoughts about a text that it wrote, or about a question and its own answer."""
-        saved = self._asked(options)
-        if not saved.answers:
-            return saved.think(written, **_steps(options))
-        question = saved.encode(options.prompt)["input_ids"][0]
-        answer = written.removeprefix(saved.prompt_text(options.prompt[0]))
-        ids = torch.tensor(PromptEncoder(saved.tokenizer, saved.data).text(answer, continues=True).ids)
-        return self._trace(saved, options, torch.cat([question, ids.to(question)]))
 
     def _trace(self, saved: Saved, options: GenerateOptions, input_ids: torch.Tensor) -> ThoughtTrace:
         trace = saved.trace(input_ids, **_steps(options))
@@ -290,8 +282,6 @@ def build(player: Player) -> gr.Blocks:
                     for written in texts:
                         yield _text(typed, written), _status("Writing …"), *thoughts(), same, same
             end = "Stopped." if stopped.is_set() else ""
-            if written:
-                looks.append(player.thoughts(options, written))
             yield same, _status(end), *thoughts(), same, same
         except InputError as error:
             yield same, _status(str(error), error=True), same, same, same, same
@@ -311,7 +301,8 @@ def build(player: Player) -> gr.Blocks:
         with gr.Row(elem_classes="desk"):
             with gr.Column(scale=2, min_width=340):
                 label = "Question" if player.saved.answers else "Prompt"
-                prompt = gr.Textbox(label=label, lines=3, elem_classes="prompt")
+                # With one line, which grows, Enter asks; in a text it begins a line.
+                prompt = gr.Textbox(label=label, lines=1 if player.saved.answers else 3, elem_classes="prompt")
                 with gr.Row(elem_classes="examples"):
                     offers = [gr.Button(visible=False, size="sm") for _ in range(_EXAMPLES)]
                 with gr.Row():
