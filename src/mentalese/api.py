@@ -123,8 +123,8 @@ def answer(
 
     Returns:
         The fields of `AnswerMetrics` (`accuracy`, `exact_match`, `f1`, `questions`, `protocol`, and `pass_at_k` if
-        answers are sampled), `tokens_per_question`, `seconds_per_question`, and `split`, `source`, `detokenizer`,
-        `data_hash` of the questions.
+        answers are sampled), `tokens_per_question`, `latents_per_question`, `seconds_per_question`, and `split`,
+        `source`, `detokenizer`, `data_hash` of the questions.
 
     Raises:
         InputError: an option that does not exist or is out of range, a source without questions, or questions that

@@ -290,10 +290,10 @@ def test_unfinished_answers_are_counted(prepared: tuple[TokenStore, Any, Questio
     given = scripted(prepared, [words, "### 7", words])[0]
     assert (given.unfinished, given.questions, given.to_dict()["unfinished"]) == (2, 3, 2)
     settings = dataclasses.replace(SETTINGS, max_documents=3)
-    model = Scripted(["### 7", words, words + "\n\n"], tokenizer)
+    model = Scripted(["<|latent|><|latent|>### 7", words, words + "\n\n"], tokenizer)
     records = ask(opened(model, tokenizer, layout, **vars(settings)), store.splits["train"]).records
     finished = {record.text: record for record in records if record.finished}
-    assert finished["### 7"].tokens == len(tokenizer("### 7")["input_ids"]) + 1
+    assert (finished["### 7"].tokens, finished["### 7"].latents) == (len(tokenizer("### 7")["input_ids"]) + 1, 2)
     assert {record.tokens for record in records if not record.finished} == {24}
     # A model of texts has answered where an empty line follows, whatever it writes then.
     model = Scripted(["It is 7.\n\n" + words, words, words], tokenizer)

@@ -11,13 +11,14 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
 from mentalese.data.store import before_preparing
-from mentalese.data.tokenizers import decode
+from mentalese.data.tokenizers import decode, special_token_ids
 from mentalese.errors import require
 from mentalese.evaluation.answer_rule import (
     AnswerRule,
@@ -53,8 +54,8 @@ class AnswerRecord:
         text: the model's whole output, in which `answer` is.
         asked: `False` for a question that leaves no room for an answer in the model's context, which counts as wrong.
         finished: `True` if the answer ended before the limit of new tokens.
-        tokens: number of new tokens, including the end.
-        latents: number of latents after the question; `None` without any.
+        tokens: number of new tokens, including the end, without latents.
+        latents: number of latents, which follow the question or are the model's own; `None` without any.
         seconds: the time of its batch, divided by the questions of the batch.
         attempts: the sampled answers, or the answers of the beams.
         attempt_tokens: number of new tokens of all attempts, including the ends.
@@ -174,9 +175,9 @@ def run(
     """Ask the questions of a split; write the result to `places(out)`.
 
     Returns:
-        `AnswerMetrics.to_dict()`; `tokens_per_question` and `seconds_per_question`, means over the greedy answers;
-        `split`, `source`, `detokenizer` and `data_hash` of the questions; and `left_out` if `layout.too_long` is `skip`
-        and questions were left out.
+        `AnswerMetrics.to_dict()`; `tokens_per_question`, `latents_per_question` and `seconds_per_question`, means over
+        the greedy answers; `split`, `source`, `detokenizer` and `data_hash` of the questions; and `left_out` if
+        `layout.too_long` is `skip` and questions were left out.
 
     Raises:
         InputError: the source has texts and no questions; errors of `ask` and `Saved.store`.
@@ -199,6 +200,7 @@ def run(
     asked = [record for record in answers.records if record.asked]
     means = {
         "tokens_per_question": statistics.fmean(record.tokens for record in asked),
+        "latents_per_question": statistics.fmean(record.latents or 0 for record in asked),
         "seconds_per_question": statistics.fmean(record.seconds for record in asked),
     }
     result = answers.metrics().to_dict() | means | counts | options.origin(saved, store)
@@ -250,26 +252,26 @@ def ask(
     records: list[AnswerRecord] = []
 
     def record(document: int, output: Output, attempts: list[Output], seconds: float) -> AnswerRecord:
-        expected, (text, tokens, ended) = right_answers[document], output
-        texts = [text, *(attempt for attempt, *_ in attempts)]
+        expected, ended = right_answers[document], output.ended
+        texts = [one.text for one in (output, *attempts)]
         if saved.layout.questions:
             answer, *others = (final_answer(text) for text in texts)
         else:
             answer, *others = (free_answer(text, expected) for text in texts)
-            ended = ended or free_answer_ended(text)
+            ended = ended or free_answer_ended(output.text)
         return AnswerRecord(
             document=document,
             question=questions[document],
             expected=expected,
-            text=text,
+            text=output.text,
             answer=answer,
             correct=rule.equal(answer, expected),
             finished=ended,
-            tokens=tokens,
-            latents=latents,
+            tokens=output.tokens,
+            latents=output.latents or latents,
             seconds=seconds,
             attempts=tuple(others),
-            attempt_tokens=sum(tokens for _, tokens, _ in attempts),
+            attempt_tokens=sum(attempt.tokens for attempt in attempts),
         )
 
     with (
@@ -295,19 +297,32 @@ def ask(
     return Answers(records, rule, prompts.protocol(rule))
 
 
-Output = tuple[str, int, bool]
-"""The new text after a question, its number of tokens, and `True` if the model ended it."""
+class Output(NamedTuple):
+    """The new text after a question.
+
+    Attributes:
+        tokens: number of new tokens, including the end, without latents.
+        latents: number of latents among the new tokens (CoLaR).
+        ended: `True` if the model ended the text.
+    """
+
+    text: str
+    tokens: int
+    latents: int
+    ended: bool
 
 
 def _continued(saved: Saved, rows: dict[str, torch.Tensor], generation: dict[str, object]) -> list[Output]:
     """Return the new text after each row."""
     new = saved.model.generate(**rows, **generation)[:, rows["input_ids"].shape[1] :]
     last = torch.tensor(generation["eos_token_id"], device=new.device)
+    latent = special_token_ids(saved.tokenizer, sentences=False).get("latent_token_id")
     outputs = []
     for ids in new:
         ends = torch.isin(ids, last).nonzero()
-        tokens = int(ends[0]) + 1 if len(ends) else len(ids)
-        outputs.append((decode(ids, saved.tokenizer), tokens, len(ends) > 0))
+        length = int(ends[0]) + 1 if len(ends) else len(ids)
+        latents = 0 if latent is None else int((ids[:length] == latent).sum())
+        outputs.append(Output(decode(ids, saved.tokenizer), length - latents, latents, len(ends) > 0))
     return outputs
 
 
