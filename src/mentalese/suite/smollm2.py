@@ -12,7 +12,8 @@ eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in 
 500 test questions; with other questions 0.1 nats and 89.6%, where written steps have 99.6%). `cot` has three epochs.
 Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is one epoch,
 the last one two. They have 0.4 of its learning rate: at all of it `arithmetic-coconut` answers 16% of 100 validation
-questions after its first stage, and 76% before. `colar` learns from written steps in every epoch, at the rate of `cot`.
+questions after its first stage, and 76% before. `colar` learns from written steps in every epoch, at the rate of `cot`,
+with one or two tokens a latent: up to five, the paper's number, it answers 92.6% of `words`, up to two 99.8%.
 `no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
 """
 
@@ -81,7 +82,7 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         rate = 0.4 * recipe.optimizer.learning_rate
         return continued(made.replace(layout=first.layout, phases=phases, optimizer={"learning_rate": rate}))
 
-    colar = compressed(recipe.replace(name=f"{recipe.name}-colar"), "", factor=2, max_latents=stages.step_tokens)
+    colar = compressed(recipe.replace(name=f"{recipe.name}-colar"), "", factor=2, max_factor=2, max_latents=stages.step_tokens)
     at_once = recipe.replace(train={"epochs": written + length})
     made = [
         latent(recipe, "cot", stages),
