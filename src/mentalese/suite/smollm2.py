@@ -82,7 +82,8 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
         rate = 0.4 * recipe.optimizer.learning_rate
         return continued(made.replace(layout=first.layout, phases=phases, optimizer={"learning_rate": rate}))
 
-    colar = compressed(recipe.replace(name=f"{recipe.name}-colar"), "", factor=2, max_factor=2, max_latents=stages.step_tokens)
+    named = recipe.replace(name=f"{recipe.name}-colar")
+    colar = compressed(named, "", factor=2, max_factor=2, max_latents=stages.step_tokens)
     at_once = recipe.replace(train={"epochs": written + length})
     made = [
         latent(recipe, "cot", stages),
