@@ -291,9 +291,9 @@ def test_answer_finds_the_accuracy_that_training_found(
         assert found[name] == result["test"][name]
     assert f"{result['test']['f1']:,.4f}" in capsys.readouterr().out
     assert found["protocol"] | {"stage": 2, "latents": 2} == found["protocol"]
-    alone = answer(run, batch_size=1, show=False)
-    assert alone.pop("seconds_per_question") > found.pop("seconds_per_question")
-    assert alone == found
+    single = answer(run, batch_size=1, show=False)
+    assert single.pop("seconds_per_question") > found.pop("seconds_per_question")
+    assert single == found
     assert mentalese("eval", run, "--out", out) == 0
     perplexity = json.loads(out.read_text())["perplexity"]
     assert perplexity["nll"] == pytest.approx(result["test"]["nll"], rel=1e-6)

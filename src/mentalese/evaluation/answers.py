@@ -183,8 +183,12 @@ def run(
         InputError: the source has texts and no questions; errors of `ask` and `Saved.store`.
     """
     saved = options.read_by(saved).at(options.stage, options.latents)
-    changes = {name: getattr(options, name) for name in ("answer_rule", "answer_tokens", "batch_size")}
-    changes["max_documents"] = options.documents
+    changes = {
+        "answer_rule": options.answer_rule,
+        "answer_tokens": options.answer_tokens,
+        "batch_size": options.batch_size,
+        "max_documents": options.documents,
+    }
     saved = saved.scored_by(**{name: value for name, value in changes.items() if value is not None})
     # A model of texts reads questions as text, but the store separates their parts.
     part = options.part(saved)

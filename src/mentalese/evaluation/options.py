@@ -135,7 +135,6 @@ class EvaluationOptions(TextOptions):
     joined: bool = False
     context_length: Positive | None = None
     documents: Positive | None = None
-    batch_size: Positive | None = None
     stage: NonNegative | None = None
     latents: NonNegative | None = None
     limit: Positive | None = None
