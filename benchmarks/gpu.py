@@ -260,7 +260,7 @@ def _toy(made: Callable[[float], SuiteTask], size: float) -> SuiteTask:
         dataclasses.replace(method, recipe=dataclasses.replace(method.recipe, train=train))
         for method in task.methods[:2]
     )
-    return dataclasses.replace(task, methods=methods, match=None)
+    return dataclasses.replace(task, methods=methods)
 
 
 def forks(arm: str, on: Setting) -> dict[str, Any]:
