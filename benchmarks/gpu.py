@@ -11,6 +11,8 @@
     forks        arms of Thoughtbubbles: no forks, constant scores, learned scores
     fast_tokens  decoding with compiled layers over the plain one
     fixed_cache  the same with CUDA graphs on a cache of fixed size
+    answers      seconds per question of SmolLM2 with written steps and with latents; needs
+                 `mentalese models --fetch smollm2` and the package of models
     compiled     the same step, tuned by `max-autotune-no-cudagraphs`
     float8       a compiled step with linear maps in float8 over one without; needs torchao
 
@@ -41,7 +43,7 @@ from typing import Any
 
 import torch
 
-from mentalese import provenance
+from mentalese import answer, load, provenance
 from mentalese.compare.bench import Contender, measure
 from mentalese.data.store import prepare
 from mentalese.files import read_json, write_json
@@ -68,6 +70,7 @@ FAMILIES = {
 """What is measured of each family; the baseline is the recipe's own, and GPT-2 is measured against itself."""
 FIXED = {"coconut": "coconut/small", "looped": "looped/small"}
 """Families whose caches may have a fixed size."""
+ANSWERING = ("smollm2-words-cot", "smollm2-words-colar")
 TESTED = (*FAMILIES, "looped", "mdlm", "md4", "sedd")
 WIDE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 """124M parameters with the vocabulary of GPT-2."""
@@ -77,7 +80,7 @@ PRELOADED = ["mentalese.compare.bench", "mentalese.suite.run"]
 PRELOADED += [f"mentalese.families.{name}.model" for name in FAMILIES | FIXED if name != "gpt2"]
 PRELOADED += ["transformers.models.gpt2.modeling_gpt2"]
 LIMITS = {"contract": 120, "training": 120, "decoding": 60, "compiled": 240, "fast_tokens": 180, "float8": 240}
-LIMITS |= {"fixed_cache": 180, "suite": 300, "forks": 120}
+LIMITS |= {"fixed_cache": 180, "suite": 300, "forks": 120, "answers": 120}
 """Seconds per item; a rehearsal may be on a busy machine and has four times as much."""
 
 
@@ -168,6 +171,13 @@ def fast_tokens(family: str, batch: int, on: Setting, fixed: bool = False) -> di
     fast = _decode(model, prompts, on, cache_implementation="static" if fixed else None)
     ratio = fast["tokens_per_second"] / plain["tokens_per_second"]
     return {"ratio": ratio, "compiled": fast, "plain": plain}
+
+
+def answers(name: str, batch: int, on: Setting) -> dict[str, Any]:
+    """Accuracy, and tokens, latents and seconds per question; a batch before them warms up."""
+    model, options = load(f"models:{name}", on.device), {"batch_size": batch, "show": False}
+    answer(model, documents=1 if on.rehearse else batch, **options)
+    return answer(model, documents=2 if on.rehearse else max(32, 2 * batch), **options)
 
 
 def _prompted(family: str, batch: int, on: Setting) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -282,6 +292,7 @@ ITEMS: dict[str, Callable[..., dict[str, Any]]] = {
     **{f"forks/{arm}": partial(forks, arm) for arm in ("regular", "constant", "learned")},
     **{f"fast_tokens/{family}/1": partial(fast_tokens, family, 1) for family in FAMILIES},
     **{f"fixed_cache/{family}/1": partial(fast_tokens, family, 1, fixed=True) for family in FIXED},
+    **{f"answers/{name}/{batch}": partial(answers, name, batch) for batch in (1, 64) for name in ANSWERING},
     "compiled/gpt2/max-autotune": partial(compiled, "gpt2", mode="max-autotune-no-cudagraphs"),
     "float8/thoughtbubbles": partial(float8, "thoughtbubbles"),
 }
