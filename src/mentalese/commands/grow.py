@@ -16,7 +16,7 @@ class Options:
 
     Attributes:
         base: the decoder, a folder or hub:NAME.
-        family: what to grow: coconut, conceptlm, looped, or another family that grows.
+        family: what to grow: colar, coconut, codi, conceptlm, looped, or another family that grows.
         out: the new model's folder.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
         config: FIELD=VALUE ...: other fields of the family's config; for conceptlm also token_layers=N, the base itself
