@@ -66,7 +66,8 @@ def run(
     if questions:
         has_latents = options.each and getattr(config, "latent_token_id", None) is not None
         latents = saved.layout.asked().get("latents") if has_latents else None
-        require(not options.each or bool(latents), "each", True, "the model has no latents, or decides how many it makes, remove it")
+        remedy = "the model has no latents, or decides how many it makes, remove it"
+        require(not options.each or bool(latents), "each", True, remedy)
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:
         changes = _changes(saved, split, show) if options.each else []
