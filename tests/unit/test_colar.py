@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mentalese import Recipe, get_recipe
+from mentalese import Recipe, get_recipe, load
+from mentalese.analyses.figures import write_figure
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
+from mentalese.evaluation.answers import ask
 from mentalese.families.colar.config import ColarConfig
 from mentalese.families.colar.layout import CompressedSteps
 from mentalese.families.colar.model import ColarForCausalLM, Thinking, merge
@@ -382,3 +384,18 @@ def test_a_run_learns_to_predict_latents(tiny: Recipe, tmp_path: Path) -> None:
     train(tiny.replace(train={"steps": 40}, model={"max_factor": 2}), tmp_path / "run", show=False)
     latents = [record["latent"] for record in metrics(tmp_path / "run") if "latent" in record]
     assert sum(latents[-5:]) < 0.8 * sum(latents[:5])
+
+
+def test_the_figure_has_the_latents_of_each_answer(
+    tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tiny.replace(train={"steps": 1}), tmp_path / "run", show=False)
+    monkeypatch.setattr("mentalese.families.colar.figures.QUESTIONS", 3)
+    monkeypatch.setattr("mentalese.families.colar.figures.FACTORS", (1, 2))
+    numbers = write_figure("colar/compression", [str(tmp_path / "run")], tmp_path / "compression.svg")
+    saved = load(tmp_path / "run").scored_by(max_documents=3)
+    for factor in (1, 2):
+        with temporarily(saved.model.config, factor=factor):
+            latents = [record.latents for record in ask(saved, saved.split("test")).records]
+        assert numbers["models"][0]["own"][factor][1] == pytest.approx(sum(latents) / 3, abs=0.005)
+        assert sum(latents) > 0

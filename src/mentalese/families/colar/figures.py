@@ -72,15 +72,9 @@ def _answers(saved: Saved) -> dict[str, dict[int, tuple[float, float]]]:
         for factor in FACTORS:
             with temporarily(config, factor=factor, **fields):
                 answers = ask(saved, split)
-            # an answer also has the end of thinking, ###, the answer and the end of the text
-            latents = [r.tokens - 1 - _words(saved, r.text) for r in answers.records]
+            latents = [record.latents or 0 for record in answers.records]
             found[name][factor] = answers.metrics().accuracy, round(statistics.fmean(latents), 2)
     return found
-
-
-def _words(saved: Saved, text: str) -> int:
-    """Return the tokens of a written answer with its end."""
-    return len(saved.tokenizer(text, add_special_tokens=False)["input_ids"]) + 1
 
 
 FIGURES = {"compression": Figure("accuracy and latents per answer by the compression factor", "RUN ...", compression)}
