@@ -409,8 +409,11 @@ def test_trained_decoders_are_cut_as_published() -> None:
 def test_the_figure_has_perplexity_at_every_number_of_turns(corpus: Path, tmp_path: Path) -> None:
     recipe = shrink(get_recipe("looped/tiny"), corpus)
     run = saved(tmp_path / "run", recipe)
-    write_figure("looped/turns", [str(run)], tmp_path / "turns.svg")
-    [model] = json.loads((tmp_path / "turns.json").read_text())["models"]
+    exits = shrink(get_recipe("looped/tiny-exit"), corpus)
+    gated = [saved(tmp_path / f"gated-{p}", exits, exit_probability=p) for p in (None, 0.1)]
+    write_figure("looped/turns", [str(path) for path in (run, *gated)], tmp_path / "turns.svg")
+    model, *others = json.loads((tmp_path / "turns.json").read_text())["models"]
+    assert others[0]["perplexity"] == others[1]["perplexity"], "all turns are taken, whatever the model's rule"
     assert list(model["perplexity"]) == list(model["moved"]) == [str(t) for t in range(1, 17)]
     read = load(str(run)).scored_by(max_documents=DOCUMENTS)
     for turns in (1, 4, 9):

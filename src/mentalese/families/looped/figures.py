@@ -145,7 +145,7 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
     model = saved.model
     assert isinstance(model, LoopedForCausalLM)
     nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
-    with temporarily(model.config, turns=most, exit_distance=None), torch.no_grad():
+    with temporarily(model.config, turns=most, exit_distance=None, exit_probability=None), torch.no_grad():
         for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
             batch = to_device(batch, saved.device)
             ids, labels = batch["input_ids"], batch["labels"]
@@ -167,7 +167,7 @@ def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
 
     accuracy = {}
     for t in (2**i for i in range(most.bit_length())):
-        with temporarily(saved.model.config, turns=t, exit_distance=None):
+        with temporarily(saved.model.config, turns=t, exit_distance=None, exit_probability=None):
             accuracy[t] = ask(saved, split).metrics().accuracy
     return accuracy
 
