@@ -372,6 +372,8 @@ def test_what_no_likelihood_is_compared_with_its_control_says_so(runs: dict[str,
     note = inside(think_page(load(path), TEXT, against=without))["note"]
     assert note.startswith("Surprisal with thoughts: ")
     assert " Surprisal without thoughts: " in note
+    swapped = load(path, config={"thought_control": "swapped"})
+    assert "with another text's" in inside(think_page(load(path), TEXT, against=swapped))["title"]
 
 
 # -- files and notebooks -----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ _READ_INSTEAD = {
 }
 _CONTROLS = {
     "removed": ("with and without its thoughts", "without thoughts"),
+    "swapped": ("with its thoughts and with another text's", "with another text's thoughts"),
     "noisy": ("with its thoughts and with noise in their place", "with noise"),
 }
 
