@@ -273,8 +273,9 @@ def further_score(task: SuiteTask, name: str, run: Path) -> float:
 def part_nats(run: Path, task: SuiteTask) -> float:
     """Return nats per scored token of the test split's documents, stored in the run's folder."""
     path = run / "suite.json"
-    if path.is_file():
-        return float(read_json(path)["nats"])
+    stored = read_json(path) if path.is_file() else {}
+    if stored.get("scored") == task.scored:
+        return float(stored["nats"])
     scores = scored_nats(load(run), task)
     write_json(path, sealed({"scored": task.scored, "nats": float(scores.mean()), "tokens": len(scores)}))
     return float(scores.mean())
