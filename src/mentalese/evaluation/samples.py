@@ -46,7 +46,7 @@ _LONGEST, _TEXTS = 1024, 3
 _FEWEST_TEXTS = 100  # MAUVE compares histograms with a tenth as many bins, too coarse for fewer texts
 
 
-def open_judge(options: SampleOptions, device: str | torch.device | None = None) -> Saved:
+def open_judge(options: SampleOptions) -> Saved:
     """Open the model that scores samples, and check that MAUVE can be computed if it is needed.
 
     Raises:
@@ -57,7 +57,7 @@ def open_judge(options: SampleOptions, device: str | torch.device | None = None)
         raise InputError("judge is None: samples are scored by another model; set --judge PATH or --judge hub:NAME")
     if "conditional" in options.kinds and importlib.util.find_spec("mauve") is None:
         raise InputError(f"MAUVE is not installed: {install_command('mauve')}")
-    saved = load(name, device)
+    saved = load(name)
     kind = saved.layout.kind
     require(saved.layout.plain, "judge", name, f"it has layout {kind!r}, use a model of plain text")
     return as_judge(saved)
@@ -73,16 +73,13 @@ def as_judge(saved: Saved) -> Saved:
     )
 
 
-def run(
-    saved: Saved, options: SampleOptions, judge: Saved | None = None, *, show: bool = False
-) -> dict[str, dict[str, object]]:
-    """Generate and score samples of each kind, `{kind: result}`, by the result of `open_judge`; `None`: opened now.
+def run(saved: Saved, options: SampleOptions, judge: Saved, *, show: bool = False) -> dict[str, dict[str, object]]:
+    """Generate and score samples of each kind, `{kind: result}`, by the result of `open_judge`.
 
     Raises:
-        InputError: a model of questions, too few documents, or tokens above the model's context; errors of `open_judge`
-            and `Saved.store`.
+        InputError: a model of questions, too few documents, or tokens above the model's context; errors of
+            `Saved.store`.
     """
-    judge = judge or open_judge(options, saved.device)
     results: dict[str, dict[str, object]] = {}
     for kind in options.kinds:
         if kind == "unconditional":
