@@ -27,6 +27,7 @@ THRESHOLDS: dict[str, Sequence[float]] = {
     "exit_distance": (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.2),
     "exit_probability": (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99),
 }
+NO_EXITS: dict[str, object] = dict.fromkeys(THRESHOLDS)
 RULES = {"turns": ("fixed turns", ":"), "exit_distance": ("distance", "--"), "exit_probability": ("gate", "-")}
 
 
@@ -76,7 +77,8 @@ def exits(paths: list[str]) -> Drawing:
         rules = {"turns": range(1, saved.model.config.turns + 1), **THRESHOLDS}
         if saved.model.config.exit_entropy is None:
             del rules["exit_probability"]
-        scores = {rule: [_stopped(saved, rule, value) for value in values] for rule, values in rules.items()}
+        split = saved.split("test")
+        scores = {rule: [_stopped(saved, split, rule, value) for value in values] for rule, values in rules.items()}
         name = saved.path if saved.recipe is None else saved.recipe.name
         numbers["models"].append({"path": saved.path, "label": name, **scores})
     picture, ((left, right),) = canvas(1, 2, 10, 3.8)
@@ -109,7 +111,7 @@ def _models(paths: list[str], documents: int) -> list[Saved]:
     return models
 
 
-def _stopped(saved: Saved, rule: str, value: float) -> tuple[float, float, float]:
+def _stopped(saved: Saved, split: Split, rule: str, value: float) -> tuple[float, float, float]:
     """Return the threshold, the mean number of turns of the tokens that predict another, and perplexity."""
     import torch
 
@@ -121,9 +123,8 @@ def _stopped(saved: Saved, rule: str, value: float) -> tuple[float, float, float
     model = saved.model
     assert isinstance(model, LoopedForCausalLM)
     taken, nats, scored = 0, 0.0, 0
-    fields: dict[str, object] = {"exit_distance": None, "exit_probability": None, rule: value}
-    with temporarily(model.config, **fields), torch.no_grad():
-        for batch in evaluation_batches(saved.split("test"), saved.layout, saved.evaluation, saved.tokenizer):
+    with temporarily(model.config, **NO_EXITS | {rule: value}), torch.no_grad():
+        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
             batch = to_device(batch, saved.device)
             encoded = model.encode(batch["input_ids"], batch.get("attention_mask"))
             assert encoded.taken is not None
@@ -145,7 +146,7 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
     model = saved.model
     assert isinstance(model, LoopedForCausalLM)
     nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
-    with temporarily(model.config, turns=most, exit_distance=None, exit_probability=None), torch.no_grad():
+    with temporarily(model.config, turns=most, **NO_EXITS), torch.no_grad():
         for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
             batch = to_device(batch, saved.device)
             ids, labels = batch["input_ids"], batch["labels"]
@@ -167,7 +168,7 @@ def _accuracy(saved: Saved, split: Split, most: int) -> dict[int, float]:
 
     accuracy = {}
     for t in (2**i for i in range(most.bit_length())):
-        with temporarily(saved.model.config, turns=t, exit_distance=None, exit_probability=None):
+        with temporarily(saved.model.config, turns=t, **NO_EXITS):
             accuracy[t] = ask(saved, split).metrics().accuracy
     return accuracy
 
