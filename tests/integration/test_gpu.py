@@ -1,4 +1,4 @@
-"""What is to be measured on a GPU, rehearsed at toy size: what breaks is found before a GPU's time is spent."""
+"""A rehearsal of the GPU's benchmark at toy size on a CPU, so that errors cost no time of a GPU."""
 
 from __future__ import annotations
 
