@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import re
@@ -16,7 +17,7 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import mentalese
 from mentalese import DataConfig, EvaluationConfig, Recipe, TrainConfig, get_recipe
@@ -28,6 +29,7 @@ from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
 from mentalese.files import RECORD, read_json, sealed, sha256, write_json
 from mentalese.models import checkpoints, grow, lora
+from mentalese.models.base import as_model
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -289,6 +291,32 @@ def test_new_rows_go_with_the_adapters(any_base: Path, corpus: Path, tmp_path: P
         layer.enable_adapters(True)
         layer.merge()
     torch.testing.assert_close(model.token_nll(drawn), trained, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gptj", "phi"])
+def test_a_head_s_bias_is_in_the_loss_beside_new_rows(kind: str, tokenizer: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens([*LATENT_MARKERS.values()])
+    torch.manual_seed(0)
+    sizes = SIZES | {"vocab_size": len(tokenizer), "tie_word_embeddings": False}
+    config = AutoConfig.for_model(kind, **sizes, **({"rotary_dim": 4} if kind == "gptj" else {}))
+    model = as_model(AutoModelForCausalLM.from_config(config)).eval()
+    torch.nn.init.normal_(model.lm_head.bias)
+    batch = {"input_ids": torch.randint(len(tokenizer), (2, 12))}
+    batch["labels"] = batch["input_ids"]
+    before = model.token_nll(batch)
+    lora.add_adapters(model, tokenizer, TrainConfig(steps=1, init="base", lora_rank=2))
+    torch.testing.assert_close(model.token_nll(batch), before)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.requires_grad and "lora_A" not in name:
+                weights.normal_()
+    trained, logits = model.token_nll(batch), model(**batch).logits
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+    torch.testing.assert_close(model.token_nll(batch), trained, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model(**batch).logits, logits, atol=1e-4, rtol=1e-4)
 
 
 def of_questions(corpus: Path, base: Path, out: Path, family: str | None, **settings: Any) -> Recipe:

@@ -100,6 +100,10 @@ def _compute_rows_only(model: LanguageModel) -> None:
 
     class Rows(TrainableTokensLayer):
         def patched_matrix(self) -> PatchedMatrix | None:
+            has_bias = getattr(self.get_base_layer(), "bias", None) is not None
+            return None if has_bias else self.with_rows()
+
+        def with_rows(self) -> PatchedMatrix | None:
             if self.disable_adapters or self.merged:
                 return None
             matrix: Any = self.get_base_layer().weight
@@ -107,14 +111,15 @@ def _compute_rows_only(model: LanguageModel) -> None:
             return PatchedMatrix(matrix, rows, self.trainable_tokens_delta[_NAME].to(matrix))
 
         def forward_adapters(self, x: Tensor, active_adapters: list[str], *args: Any, **kwargs: Any) -> Tensor:
-            patched = self.patched_matrix()
+            patched, layer = self.with_rows(), self.get_base_layer()
             if patched is None:
                 return super().forward_adapters(x, active_adapters, *args, **kwargs)
-            computed, (_, rows, values) = self.get_base_layer()(x, *args, **kwargs), patched
+            computed, (_, rows, values) = layer(x, *args, **kwargs), patched
             assert rows is not None
             assert values is not None
-            if isinstance(self.get_base_layer(), nn.Linear):
-                return computed.index_copy(-1, rows, nn.functional.linear(x, values).to(computed.dtype))
+            if isinstance(layer, nn.Linear):
+                bias = None if layer.bias is None else layer.bias[rows]
+                return computed.index_copy(-1, rows, nn.functional.linear(x, values, bias).to(computed.dtype))
             own = x[..., None].eq(rows)
             new = nn.functional.embedding(own.int().argmax(-1), values)
             return torch.where(own.any(-1, keepdim=True), new, computed)
