@@ -244,8 +244,11 @@ def field_type(recipe: Recipe, path: Sequence[str]) -> object:
     if section not in parts:
         raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, parts)}")
     model, place = recipe.model, section
-    while section == "model" and len(names) > 1 and "model_type" in (model.get(names[0]) or {}):
-        model, place, names = model[names[0]], f"{place}.{names[0]}", names[1:]
+    while section == "model" and len(names) > 1:
+        inner = model.get(names[0])
+        if not (isinstance(inner, dict) and "model_type" in inner):
+            break
+        model, place, names = inner, f"{place}.{names[0]}", names[1:]
     name = ".".join(names)
     if section == "model":
         fields = model_fields(model["model_type"])

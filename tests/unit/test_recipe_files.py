@@ -211,6 +211,7 @@ def test_two_lengths_are_refused_though_one_is_the_recipes_own() -> None:
         ("optimizer.betas=[0.8", "optimizer.betas is '[0.8': it should be a valid tuple"),
         ("optimizer.learning_rate=none", "it should be a valid number"),
         ("model.n_layers=3", "model.n_layers: no such field; did you mean 'n_layer'"),
+        ("model.n_layer.x=1", "model.n_layer.x: no such field; did you mean 'n_layer'"),
         ("model.n_layer=3.5", "model.n_layer is 3.5: it should be a valid integer"),
     ],
 )
