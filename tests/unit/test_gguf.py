@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import mentalese
 from mentalese import packaged as gguf
 from mentalese.errors import InputError
+from mentalese.files import sha256
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ġa", "Ċ"]
 
@@ -74,7 +75,10 @@ def test_gguf_file_opens_as_the_same_model(
 ) -> None:
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "small.gguf", llama)
+    read: list[Path] = []
+    monkeypatch.setattr(gguf, "sha256", lambda file: read.append(file) or sha256(file))
     saved = mentalese.load(f"gguf:{tmp_path / 'small.gguf'}")
+    assert len(read) == 1, "a large file is read once"
     ids = torch.tensor([[3, 4, 7]])
     torch.testing.assert_close(saved.model(ids).logits.float(), llama(ids).logits.float())
     assert saved.tokenizer.eos_token == "<|im_end|>"
