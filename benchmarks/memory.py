@@ -58,7 +58,7 @@ def _run(name: str, length: int, checkpointing: bool) -> Run:
     train = dataclasses.replace(recipe.train, checkpointing=checkpointing)
     model = recipe.model | ({"fast_steps": 1} if recipe.model["model_type"] == "ltm" else {})  # each frees what it kept
     recipe = dataclasses.replace(recipe, layout=layout, data=data, train=train, model=model)
-    return Run(recipe, Path("runs/memory"), Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    return Run(recipe, Path("runs/memory"), Parallel(0, 1, torch.device("cpu")), show=False)
 
 
 if __name__ == "__main__":

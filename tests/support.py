@@ -55,7 +55,7 @@ def by_hand(name: str, corpus: Path, **train: Any) -> Run:
 def quiet_run(recipe: Recipe, folder: Path) -> Run:
     """Return a run on the host, to take steps with: nothing is logged, validated or written."""
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, log_every=100, eval_every=100))
-    return Run(recipe, folder, Parallel(0, 1, 0, torch.device("cpu")), show=False)
+    return Run(recipe, folder, Parallel(0, 1, torch.device("cpu")), show=False)
 
 
 def tiny_recipes() -> list[str]:

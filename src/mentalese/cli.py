@@ -62,7 +62,3 @@ def _run(words: list[str]) -> None:
 def _fail(error: object, code: int) -> int:
     print(f"mentalese: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -102,7 +102,7 @@ def _trained(name: str, corpus: Path, **train: int) -> tuple[Run, PretendedDevic
     device = PretendedDevice()
     with device:
         run.model.to(DEVICE)
-        run.parallel = Parallel(0, 1, 0, DEVICE)
+        run.parallel = Parallel(0, 1, DEVICE)
         steps = [device.count(run.one_step) for _ in range(2)]
     return run, device, steps[1]
 

@@ -51,7 +51,7 @@ from mentalese.training.step import TrainStep
 pytestmark = pytest.mark.slow
 
 KINDS = ("ddp", "fsdp")
-ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+ALONE = Parallel(rank=0, world_size=1, device=torch.device("cpu"))
 STEPS, MICROS = 3, 2
 
 

@@ -156,7 +156,7 @@ def test_long_steps_raise_the_limit_of_answers(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = dataclasses.replace(changed(recipe, "evaluation", answer_tokens=3), phases=())
-    run = loop.Run(recipe, tmp_path / "never", Parallel(0, 1, 0, torch.device("cpu")), show=True)
+    run = loop.Run(recipe, tmp_path / "never", Parallel(0, 1, torch.device("cpu")), show=True)
     longest = max(int(recipe.layout.answer_lengths(split).max()) for split in run.store.splits.values())
     assert longest > 10
     assert f"the longest steps and answer have {longest} tokens" in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_the_best_model_is_the_best_of_the_last_stage(
 
 
 def test_offloaded_weights_and_full_questions_are_refused(recipe: Recipe, tmp_path: Path) -> None:
-    shared = Parallel(0, 2, 0, torch.device("cpu"))
+    shared = Parallel(0, 2, torch.device("cpu"))
     with pytest.raises(InputError, match=r"train.parallel is 'fsdp': FSDP cannot generate answers"):
         loop.Run(changed(recipe, "train", parallel="fsdp"), tmp_path / "run", shared, show=False)
 

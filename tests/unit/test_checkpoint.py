@@ -23,7 +23,7 @@ from mentalese.errors import InputError
 from mentalese.training.checkpoint import Checkpointer
 from mentalese.training.parallel import Parallel
 
-ALONE = Parallel(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+ALONE = Parallel(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 class Model(nn.Module):

@@ -370,7 +370,7 @@ def test_a_question_ends_where_the_model_thinks_on(tiny: Recipe, latents: int | 
     layout = CompressedSteps(latents=latents)
     store, tokenizer = prepare(tiny.data, layout, show=False)
     split = store.splits["train"]
-    rows = layout.question_rows(split, tiny.evaluation)[np.arange(3)]
+    rows = layout.question_rows(split)[np.arange(3)]
     asked = layout.assemble(split, rows, tokenizer, left=True)["input_ids"]
     ends = "<|start-latent|>" + ("" if latents is None else "<|latent|>" * latents + "<|end-latent|>")
     prompts = layout.encode_prompts(["Who is it?"], tokenizer, tiny.data)["input_ids"]

@@ -80,7 +80,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_question_is_read_in_one_way(run: Path, text: str) -> None:
     opened = mentalese.load(run, "cpu")
     layout, split = opened.layout, opened.split("test")
-    rows = layout.question_rows(split, opened.evaluation)
+    rows = layout.question_rows(split)
     batch = layout.assemble(split, rows, opened.tokenizer, left=True)
     expected = batch["input_ids"][0].tolist()
     assert [row.tolist() for row in batch["input_ids"]] == [expected] * 3

@@ -139,7 +139,7 @@ def test_phases_raise_the_stage_and_reset_the_optimizer() -> None:
     assert made.total_steps == 12
     assert [latents(made.batch(step))[0] for step in range(12)] == [0] * 4 + [3] * 4 + [6] * 4
     assert [step for step in range(12) if made.reset_optimizer(step)] == [4, 8]
-    assert [made.layout(step).stage for step in (3, 4, 11)] == [0, 1, 2]
+    assert [made.layout_after(step).stage for step in (4, 5, 12)] == [0, 1, 2]
 
 
 @given(share=st.sampled_from([0.0, 0.3, 1.0]), stage=st.integers(0, 4), seed=st.integers(0, 9))

@@ -99,7 +99,7 @@ def estimate(recipe: Recipe) -> Estimate:
     Raises:
         InputError: the recipe or its data are not valid.
     """
-    run = Run(recipe, Path("dry-run"), Parallel(0, 1, 0, torch.device("cpu")), show=False, weights=False)
+    run = Run(recipe, Path("dry-run"), Parallel(0, 1, torch.device("cpu")), show=False, weights=False)
     plan, model, train = run.plan, run.model, recipe.train
     per_token = flops_per_token(model, plan, train.gradient_accumulation_steps)
     layers, width = model.config.num_hidden_layers, model.config.hidden_size

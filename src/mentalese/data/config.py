@@ -17,6 +17,9 @@ AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tok
 """Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
 how much of it."""
 
+SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
+"""Fields of `DataConfig` that decide where sentences end."""
+
 
 def _named(source: object) -> object:
     if not isinstance(source, str):

@@ -64,7 +64,7 @@ def question_batches(
     """
     split, numbers, _ = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
-    rows = layout.question_rows(split, evaluation)
+    rows = layout.question_rows(split)
 
     def batch(documents: np.ndarray) -> Batch:
         assembled = layout.assemble(split, rows[documents], tokenizer, left=True)

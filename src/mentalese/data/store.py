@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mentalese.data.config import AS_IT_IS, DataConfig
+from mentalese.data.config import AS_IT_IS, SENTENCE_FIELDS, DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, in_batches, open_splitter
@@ -44,7 +44,6 @@ from mentalese.packaged import packaged
 from mentalese.screen import progress
 
 FORMAT_VERSION = 1
-_SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 _OFFSET = np.dtype("<i8")
 
 
@@ -156,7 +155,7 @@ def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> TokenS
     if to_train and "train" not in store.splits:
         splits = " and ".join(store.splits)
         raise InputError(f"{config.source} contains only {splits}: use a store with a training split")
-    for name in _SENTENCE_FIELDS if layout.markers else ():
+    for name in SENTENCE_FIELDS if layout.markers else ():
         requested, prepared = getattr(config, name), store.meta["settings"][name]
         remedy = f"{store.folder} was prepared with {prepared!r}, set it to that or prepare the data again"
         require(requested == prepared, f"data.{name}", requested, remedy)
@@ -177,7 +176,7 @@ def _open_or_write(
         "source_fingerprint": source.fingerprint,
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
         "splitter": splitter,
-        "settings": {name: getattr(config, name) for name in _SENTENCE_FIELDS},
+        "settings": {name: getattr(config, name) for name in SENTENCE_FIELDS},
     }
     if continuing(backend := tokenizer.backend_tokenizer) is not backend:
         inputs["prefix"] = "of documents"  # stores of earlier versions have it before each sentence

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, 
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy
 
-from mentalese.data.config import DataConfig
+from mentalese.data.config import SENTENCE_FIELDS, DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
 from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_template, beginning, encoding_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # loads all that models need
 MODULE = "mentalese_tokenizer"
 ABOUT = "mentalese"
 """The key in a saved tokenizer's settings under which it carries facts about its model, such as the recipe."""
-_SENTENCES = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 
 
 def mask_token_id(model: PreTrainedModel) -> int | None:
@@ -100,7 +99,7 @@ def text_tokenizer(
     return MentaleseTokenizer(
         **settings,
         text_layout={"kind": layout.kind} | dataclasses.asdict(layout),
-        text_sentences={name: getattr(data, name) for name in _SENTENCES},
+        text_sentences={name: getattr(data, name) for name in SENTENCE_FIELDS},
         text_mask_id=mask_token_id,
     )
 

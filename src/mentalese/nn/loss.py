@@ -33,15 +33,12 @@ def linear_cross_entropy(
 
     Takes the arguments of `linear_nll_sum`; `target_weights` [n] are not differentiated.
     """
-    head = _matrix(weight)
-    if (kept := _counted(targets, head)) is not None:
-        hidden, targets = hidden.index_select(0, kept), targets[kept]
-        target_weights = None if target_weights is None else target_weights[kept]
     factors = (targets != IGNORED).to(torch.float32)
     if target_weights is not None:
         factors = factors * target_weights.detach()
     total = factors.sum()
-    return _weighted_nll(hidden, head, targets, torch.where(total == 0, 0.0, factors / total))[0]
+    shares = torch.where(total == 0, 0.0, factors / total)
+    return linear_nll_sum(hidden, weight, targets, target_weights=shares)[0]
 
 
 @torch.no_grad()

@@ -39,7 +39,6 @@ class Parallel:
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
 
     @property
@@ -110,7 +109,7 @@ def setup(device: Device = "auto") -> Parallel:
         # Other ranks wait while rank 0 tokenises a corpus or scores the test split: hours, above the default half hour.
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(hours=12))
-    return Parallel(rank, world_size, local_rank, chosen)
+    return Parallel(rank, world_size, chosen)
 
 
 def _device(device: Device, world_size: int, local_rank: int) -> torch.device:

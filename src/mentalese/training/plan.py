@@ -19,7 +19,7 @@ from mentalese.data.rows import Rows
 from mentalese.data.split import Split
 from mentalese.errors import InputError, require
 from mentalese.nn.loss import IGNORED
-from mentalese.recipe import Clock, Recipe
+from mentalese.recipe import Clock, Phase, Recipe
 
 MOST_EPOCHS = 1_000_000
 """Epochs of a run, whose batches are counted before it starts."""
@@ -75,7 +75,6 @@ class Plan:
         self._first_steps = [0]  # of each epoch that is counted, and of the next one
         self._tokens, self._sentence_steps = array("q", [0]), array("q", [0])  # before each step that is counted
         self._epoch = lru_cache(maxsize=2)(self._build)
-        self._phase_starts: dict[int, float] = {}
         self._count_epoch()
         self.total_steps = self._count_steps()
 
@@ -125,20 +124,16 @@ class Plan:
     def settings(self, step: int) -> dict[str, object]:
         """Return the model settings at a step; later phases override earlier ones."""
         settings: dict[str, object] = {}
-        for number, phase in enumerate(self.recipe.phases):
+        for phase in self.recipe.phases:
             if self._clock(step, phase.clock) >= phase.start:
                 for name, value in phase.model.items():
                     ramp = isinstance(value, (tuple, list)) and len(value) == 2
-                    settings[name] = self._ramp(number, step, *value) if ramp else value
+                    settings[name] = self._ramp(phase, step, *value) if ramp else value
         return settings
-
-    def layout(self, step: int) -> Layout:
-        """Return the layout at a step."""
-        return self._layout_of(self._epoch_of(step))
 
     def layout_after(self, step: int) -> Layout:
         """Return the layout after a step: questions as training last read them, text always in the same way."""
-        return self.layout(max(step - 1, 0)) if self.recipe.layout.questions else self.recipe.layout
+        return self._layout_of(self._epoch_of(max(step - 1, 0))) if self.recipe.layout.questions else self.recipe.layout
 
     def text_read(self) -> dict[str, int]:
         """Return numbers of tokens, documents and questions without steps that the run reads, and of all documents."""
@@ -295,13 +290,10 @@ class Plan:
                 layout = dataclasses.replace(layout, **phase.layout)
         return layout
 
-    def _ramp(self, number: int, step: int, a: float, b: float) -> float:
+    def _ramp(self, phase: Phase, step: int, a: float, b: float) -> float:
         """Return the value of a line from a at the phase's first step, not after `step`, to b at the end of the run."""
-        if number not in self._phase_starts:
-            phase = self.recipe.phases[number]
-            first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
-            self._phase_starts[number] = self.position(first).progress
-        return float(np.interp(self.position(step).progress, (self._phase_starts[number], 1.0), (a, b)))
+        first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
+        return float(np.interp(self.position(step).progress, (self.position(first).progress, 1.0), (a, b)))
 
 
 def step_seed(seed: int, step: int, rank: int, micro: int) -> int:

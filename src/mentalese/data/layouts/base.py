@@ -111,7 +111,7 @@ class Layout(ABC):
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         """Return rows of the documents that are scored, in which every lexical token is a target exactly once."""
 
-    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+    def question_rows(self, split: Split) -> Rows:
         """Return one row per document, up to where a model continues."""
         raise InputError(f"the layout {self.kind!r} has no questions: use a model trained on layout 'qa'")
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from mentalese.data.config import DataConfig, EvaluationConfig
     from mentalese.data.prompts import PromptEncoder, TextRow
 
-LATENT_NAMES = ("latent_start_token_id", "latent_token_id", "latent_end_token_id")
-
 
 @checked_dataclass("layout")
 class QuestionRows(RowLayout):
@@ -119,7 +117,7 @@ class QuestionAnswer(QuestionRows):
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         return self.rows(split)
 
-    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
+    def question_rows(self, split: Split) -> Rows:
         """Return questions and their latents. Steps are not read, so rows too long for training can be asked, too."""
         rows = self._rows(split)
         assert rows.rest is not None
@@ -183,7 +181,9 @@ class QuestionAnswer(QuestionRows):
         """Return the latents of a question between their markers, if there are any."""
         if not self.has_latents:
             return []
-        first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_NAMES)
+        from mentalese.data.tokenizers import LATENT_MARKERS
+
+        first, latent, last = (self.special_ids(tokenizer)[name] for name in LATENT_MARKERS)
         return [first, *[latent] * self.latents_at(self.stage), last]
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:

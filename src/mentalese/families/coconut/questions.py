@@ -100,8 +100,8 @@ class StudentQuestions(QuestionRows):
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         return self.student.evaluation_rows(split, evaluation)
 
-    def question_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
-        return self.student.question_rows(split, evaluation)
+    def question_rows(self, split: Split) -> Rows:
+        return self.student.question_rows(split)
 
     def answer_lengths(self, split: Split) -> np.ndarray:
         return self.student.answer_lengths(split)
