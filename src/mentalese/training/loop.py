@@ -473,11 +473,11 @@ class Run:
 
 def _prepare(recipe: Recipe, parallel: Parallel, show: bool) -> tuple[TokenStore, PreTrainedTokenizerBase]:
     """Return the token store: prepared by the main process, then opened by the others."""
-    if not parallel.is_main:
-        parallel.barrier()
-    prepared = prepare(recipe.data, recipe.layout, show=show)
-    if parallel.is_main:
-        parallel.barrier()
+
+    def ready() -> tuple[TokenStore, PreTrainedTokenizerBase]:
+        return prepare(recipe.data, recipe.layout, show=show)
+
+    prepared = parallel.on_main(ready) or ready()
     for line in report(prepared[0], sentences=recipe.layout.markers) if show else ():
         print(f"{recipe.data.source}: {line}", file=sys.stderr)
     return prepared
