@@ -31,8 +31,8 @@ from mentalese.models.base import LanguageModel, LossOutput
 from mentalese.models.checkpoints import load_model, saved_recipe
 from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
-from mentalese.training.loop import train
-from mentalese.training.parallel import gradient_shares
+from mentalese.training.loop import Run, train
+from mentalese.training.parallel import Parallel, gradient_shares
 from mentalese.training.validation import openings
 from support import (
     assert_same,
@@ -99,6 +99,17 @@ def test_bf16_trains_and_is_evaluated_in_float32(recipe: Recipe, finished: Path,
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
     evaluated = mentalese.evaluate(tmp_path / "run", show=False)["perplexity"]
     assert {name: evaluated[name] for name in result["test"]} == result["test"]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "says"), [({"avx512_bf16": False}, True), ({"avx512_bf16": True}, False), ({}, False)]
+)
+def test_a_cpu_without_bf16_is_said_at_the_start(
+    capabilities: dict[str, bool], says: bool, recipe: Recipe, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    Run(changed(recipe, "train", precision="bf16"), tmp_path, Parallel(0, 1, torch.device("cpu")), show=True)
+    assert ("no instructions for bfloat16" in capsys.readouterr().err) == says
 
 
 def test_phase_that_resets_the_optimizer_clears_its_moments(recipe: Recipe, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ from mentalese.training.parallel import (
     clip_and_scale,
     full_state_dict,
     gradient_shares,
+    lacks_bf16,
     no_sync,
     setup,
     teardown,
@@ -139,6 +140,8 @@ class Run:
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
         remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
+        if recipe.train.precision == "bf16" and lacks_bf16(parallel.device):
+            remarks.append("this CPU has no instructions for bfloat16: --train.precision fp32 is several times as fast")
         for remark in remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.first_weights = first_weights(recipe)

@@ -126,6 +126,13 @@ def _device(device: Device, world_size: int, local_rank: int) -> torch.device:
     return torch.device(device)
 
 
+def lacks_bf16(device: torch.device) -> bool:
+    """Test if this is a CPU without instructions for bfloat16; False if this torch does not say."""
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    names = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
+    return device.type == "cpu" and bool(capabilities) and not any(capabilities.get(name) for name in names)
+
+
 def teardown() -> None:
     """Leave the process group, if `setup` joined one."""
     if dist.is_initialized():
