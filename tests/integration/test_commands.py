@@ -221,21 +221,21 @@ def test_scores_and_samples_take_fast_steps_as_asked(
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "result.json"
     assert mentalese("train", "latent_thought/tiny", "--out", run, *small("latent_thought/tiny", corpus)) == 0
-    asked = ("--fast-steps", "3", "--out", out)
+    asked = ("--config", "fast_steps=3", "--out", out)
     assert mentalese("eval", run, "--documents", "1", "--estimators", "elbo-bound,fitted-draw", *asked) == 0
     scored = json.loads(out.read_text())["perplexity"]
     inferred = [scored[name]["protocol"]["inference"] for name in ("elbo-bound", "fitted-draw")]
     assert [(about["fast_steps"], about["noise"]) for about in inferred] == [(3, "resampled"), (3, "fixed")]
     nll = scored["elbo-bound"]["nll"]
-    assert mentalese("eval", run, "--documents", "1", "--fast-steps", "6", "--out", out) == 0
+    assert mentalese("eval", run, "--documents", "1", "--config", "fast_steps=6", "--out", out) == 0
     assert json.loads(out.read_text())["perplexity"]["nll"] != nll
     samples = ("--judge", gpt2, "--samples", "2", "--sample-tokens", "4", "--decoding", "greedy")
     assert mentalese("sample", run, *samples, *asked) == 0
     capsys.readouterr()
     for command, options in (("eval", ()), ("sample", samples), ("answer", ())):
-        assert mentalese(command, gpt2, *options, "--fast-steps", "3") == 2
-        refusal(capsys.readouterr().err, "--fast-steps is 3: this model takes no fast steps, remove it")
-    assert mentalese("eval", run, "--fast-steps", "0") == 2
+        assert mentalese(command, gpt2, *options, "--config", "fast_steps=3") == 2
+        refusal(capsys.readouterr().err, "config.fast_steps: gpt2 has no such field")
+    assert mentalese("eval", run, "--config", "fast_steps=0") == 2
     refusal(capsys.readouterr().err, "fast_steps is 0: it should be greater than")
 
 

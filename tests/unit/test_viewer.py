@@ -483,10 +483,10 @@ def test_a_model_without_its_thoughts_has_the_same_options(
 
     monkeypatch.setattr(Saved, "think", noted)
     words = ["think", str(runs["latent_thought"]), "--text", TEXT, "--out", str(tmp_path / "think.html")]
-    given = ["--config", "fast_learning_rate=0.125", "--fast-steps", "2", "--influence", "--against", "noisy"]
+    given = ["--config", "fast_learning_rate=0.125", "--influence", "--against", "noisy"]
     assert cli.main([*words, *given]) == 0
-    own = {"fast_steps": 2, "influence": True, "patch": None}
-    assert read == [(None, 0.125, own), ("noisy", 0.125, {"fast_steps": 2})]
+    own = {"influence": True, "patch": None}
+    assert read == [(None, 0.125, own), ("noisy", 0.125, {})]
     assert cli.main([*words, "--config", "thought_control=removed", "--against", "removed"]) == 2
     assert "has no thoughts of its own" in capsys.readouterr().err
 

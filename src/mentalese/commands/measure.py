@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tyro.conf import Positional, arg
 
 from mentalese.commands.options import ModelPath
-from mentalese.errors import require
 from mentalese.evaluation.options import AblationOptions, AnswerOptions, EvaluationOptions, SampleOptions, TextOptions
 from mentalese.files import check_place, write_json
 from mentalese.formatting import scored_as, unanswered
 from mentalese.models.generate_options import config_fields
 from mentalese.screen import only_result_on_stdout, print_json, print_table
-from mentalese.values import Place, Positive, Texts, checked_dataclass
+from mentalese.values import Place, Texts, checked_dataclass
 
 if TYPE_CHECKING:
     from mentalese.models.saved import Saved
@@ -39,14 +38,12 @@ class Measurement:
     Attributes:
         model: the folder of a run or a model, hub:NAME or models:NAME.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
-        fast_steps: gradient steps that infer thoughts, for models that infer them (T_fast of Latent Thought Models).
         out: a JSON file for the results.
         json: print the results as JSON.
     """
 
     model: ModelPath
     config: Texts = ()
-    fast_steps: Positive | None = None
     out: Place | None = None
     json: bool = False
 
@@ -54,17 +51,12 @@ class Measurement:
         raise NotImplementedError(f"{type(self).__name__} needs measure")
 
     def open(self) -> Saved:
-        """Return the model; raise `InputError` if it or `out` cannot be opened, or it has no fast steps."""
+        """Return the model; raise `InputError` if it or `out` cannot be opened."""
         check_place(self.out, "--out")
         fields = config_fields(self.config)
         from mentalese.models.saved import load
 
-        saved = load(self.model, config=fields)
-        if self.fast_steps is not None:
-            has_steps = "fast_steps" in {knob.name for knob in saved.model.knobs()}
-            require(has_steps, "--fast-steps", self.fast_steps, "this model takes no fast steps, remove it")
-            saved.model.config.fast_steps = self.fast_steps
-        return saved
+        return load(self.model, config=fields)
 
 
 def run(options: Measurement) -> None:
@@ -166,7 +158,6 @@ class Diff(Measurement, TextOptions):
     Attributes:
         other: the second model.
         config: FIELD=VALUE ...: other values of the first model's config, as far as the weights allow.
-        fast_steps: gradient steps that infer the first model's thoughts, if it infers them.
     """
 
     other: Annotated[Positional[str], arg(metavar="OTHER")]

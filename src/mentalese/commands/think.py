@@ -32,7 +32,6 @@ class Options:
         stage: ask at this stage of the curriculum (not set: the last one of training).
         latents: number of latent tokens after the question (not set: as in training).
         max_new_tokens: the most new tokens of an answer (not set: as in the model's recipe).
-        fast_steps: gradient steps that infer the thoughts, for models that infer them.
     """
 
     model: ModelPath
@@ -48,7 +47,6 @@ class Options:
     stage: NonNegative | None = None
     latents: NonNegative | None = None
     max_new_tokens: Positive | None = None
-    fast_steps: Positive | None = None
 
 
 def run(options: Options) -> None:
@@ -80,7 +78,6 @@ def run(options: Options) -> None:
         "max_new_tokens": options.max_new_tokens,
         "influence": options.influence,
         "patch": options.patch,
-        "fast_steps": options.fast_steps,
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     page = think_page(saved, text, against=against, answer=options.answer, command=command(), **settings)
