@@ -60,8 +60,10 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
     cost = estimate(recipe)
-    speed, activations, peak = (flops_per_second, None, None) if flops_per_second else _measure(recipe)
     parameters, plan, memory, evaluation = cost.run.parameters, cost.run.plan, cost.memory, cost.evaluation_flops
+    speed, activations, peak, remarks = (
+        (flops_per_second, None, None, plan.remarks()) if flops_per_second else _measure(recipe)
+    )
     steps, tokens = plan.total_steps, plan.position(plan.total_steps).tokens
     seconds = (cost.flops + (evaluation or 0)) / speed
     rows = {
@@ -88,7 +90,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
     print(f"{recipe.name}: nothing is trained or written\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
-    for remark in plan.remarks():
+    for remark in remarks:
         print(f"\n{remark}")
     print(_NOTES)
 
@@ -165,11 +167,11 @@ def kept_bytes(run: Run) -> int:
     return max(kept)
 
 
-def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
+def _measure(recipe: Recipe) -> tuple[float, int, int | None, list[str]]:
     """Measure the recipe's first steps, and the memory of its longest ones, on this machine.
 
     Returns:
-        FLOPs per second, the bytes that a forward pass keeps, and the peak memory in bytes.
+        FLOPs per second, the bytes that a forward pass keeps, the peak memory in bytes, and remarks on the run.
     """
     parallel = setup(recipe.train.device)
     try:
@@ -187,7 +189,7 @@ def _measure(recipe: Recipe) -> tuple[float, int, int | None]:
             run.state.step = step
             run.one_step()
         run.check_finite()
-        return flops / seconds, activations, peak_memory(parallel.device)
+        return flops / seconds, activations, peak_memory(parallel.device), run.remarks
     finally:
         teardown()
 

@@ -139,10 +139,12 @@ class Run:
         require(one or not asks or recipe.train.parallel == "ddp", "train.parallel", recipe.train.parallel, remedy)
         self.store, self.tokenizer = _prepare(recipe, parallel, show)
         self.plan = Plan(self.store.splits["train"], recipe, self.tokenizer, world_size=parallel.world_size)
-        remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
+        self.remarks = self.plan.remarks()  # builds every epoch, and so detects impossible phases
         if recipe.train.precision == "bf16" and lacks_bf16(parallel.device):
-            remarks.append("this CPU has no instructions for bfloat16: --train.precision fp32 is several times as fast")
-        for remark in remarks if show else ():
+            self.remarks.append(
+                "this CPU has no instructions for bfloat16: --train.precision fp32 is several times as fast"
+            )
+        for remark in self.remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
         self.first_weights = first_weights(recipe)
         self.model, self.parameters = outline(recipe, self.tokenizer)
