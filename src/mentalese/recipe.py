@@ -6,7 +6,6 @@ A recipe is immutable: use `Recipe.replace`, or `mentalese.override(recipe, "opt
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import field
 from itertools import accumulate
@@ -17,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from mentalese.data.config import DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout, Packed, layout_of
 from mentalese.errors import nearest, require
-from mentalese.files import JsonObject
+from mentalese.files import JsonObject, checksum
 from mentalese.values import (
     Integer,
     NonNegative,
@@ -254,5 +253,4 @@ class Recipe:
             del fields[name]
         for name in ("log_every", "checkpoint_every", "keep_checkpoints", "trackers", "device"):
             del fields["train"][name]
-        text = json.dumps(fields, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return checksum(fields)[:16]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, WORD_PROBLEMS, Curriculum
+from mentalese.families.baselines.recipes import GPT2_TOKENS
+from mentalese.families.coconut.recipes import GPT2, WORD_PROBLEMS, Curriculum
 from mentalese.families.coconut.recipes import method as latent
 from mentalese.families.codi.recipes import LLAMA, LLAMA_HUB, gsm8k
 from mentalese.families.codi.recipes import method as distilled
@@ -47,7 +48,7 @@ def ways(recipe: Recipe, **fields: object) -> list[Recipe]:
     ]
 
 
-ON_GPT2 = gsm8k("latent_reasoning/gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=15)
+ON_GPT2 = gsm8k("latent_reasoning/gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_TOKENS, learning_rate=3e-3, epochs=15)
 ON_LLAMA = gsm8k("latent_reasoning/llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=15)
 RECIPES = [
     *ways(ON_GPT2, distillation_weight=1.0),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mentalese.data.store import source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError, require
-from mentalese.files import JsonObject, check_folder_place, read_json, temporary_name
+from mentalese.files import JsonObject, check_folder_place, checksum, read_json, temporary_name
 from mentalese.models.checkpoints import saved_about
 from mentalese.recipe import Recipe
 from mentalese.training.tracking import Record
@@ -40,11 +38,7 @@ def first_weights(recipe: Recipe) -> dict[str, str]:
     """Return hashes of the saved weights that a run starts from: `init_weights` and `adapter_weights`, if known."""
     paths = {"init_weights": recipe.train.init, "adapter_weights": recipe.train.adapter}
     saved = {name: saved_about(path).get("weights") for name, path in paths.items() if path is not None}
-    return {
-        name: hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
-        for name, weights in saved.items()
-        if weights
-    }
+    return {name: checksum(weights) for name, weights in saved.items() if weights}
 
 
 def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:

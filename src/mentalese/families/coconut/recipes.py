@@ -21,11 +21,11 @@ import dataclasses
 from typing import Any
 
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.families.baselines.recipes import llama
+from mentalese.families.baselines.recipes import GPT2_TOKENS, llama
+from mentalese.families.coconut.config import GATES
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
-GATES = ("read", "forget", "write")
 TITLES = {
     "cot": "the steps written out",
     "no-cot": "the answer alone",
@@ -183,7 +183,6 @@ def graphs() -> list[Recipe]:
 # ---------------------------------------------------------------------------------------------------- the paper's own
 
 GPT2 = {"model_type": "gpt2", "activation_function": "gelu_pytorch_tanh"}
-GPT2_HUB = "hub:openai-community/gpt2"
 
 
 def paper(name: str, source: str, description: str, epochs: int, answer_tokens: int) -> Recipe:
@@ -195,7 +194,7 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
         name=f"coconut/{name}",
         description=description,
         model=GPT2,
-        data=DataConfig(source=source, tokenizer=GPT2_HUB),
+        data=DataConfig(source=source, tokenizer=GPT2_TOKENS),
         layout=QuestionAnswer(batch_size=128, sequence_length=1024),
         optimizer=OptimizerConfig(
             learning_rate=1e-4,
@@ -207,7 +206,7 @@ def paper(name: str, source: str, description: str, epochs: int, answer_tokens: 
         ),
         train=TrainConfig(
             epochs=epochs,
-            init=GPT2_HUB,
+            init=GPT2_TOKENS,
             gradient_accumulation_steps=4,
             precision="bf16",
             checkpoint_every=500,

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.families.baselines.recipes import llama, llama3_rotary
+from mentalese.families.baselines.recipes import GPT2_TOKENS, llama, llama3_rotary
 from mentalese.families.coconut.questions import sized
-from mentalese.families.coconut.recipes import GPT2, GPT2_HUB, layers, named_for
+from mentalese.families.coconut.recipes import GPT2, layers, named_for
 from mentalese.families.coconut.recipes import SMALL as GRAPHS_SMALL
 from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
 from mentalese.families.codi.layout import QuestionPairs
@@ -107,7 +107,7 @@ LLAMA = llama(2048, 32, layers=16, mlp=8192, key_value_heads=8, tied=True, conte
 RECIPES = [
     *variants(TINY, latents=3),
     *variants(SMALL),
-    *variants(gsm8k("codi/gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_HUB, learning_rate=3e-3, epochs=40)),
+    *variants(gsm8k("codi/gsm8k-gpt2", "GPT-2 on GSM8K-Aug", GPT2, GPT2_TOKENS, learning_rate=3e-3, epochs=40)),
     *variants(
         gsm8k("codi/gsm8k-llama", "Llama 3.2 1B on GSM8K-Aug", LLAMA, LLAMA_HUB, learning_rate=8e-4, epochs=10),
         distillation_weight=20.0,

@@ -15,8 +15,8 @@ import dataclasses
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.families.baselines.recipes import initial_weights, llama
 from mentalese.families.coconut.questions import sized
-from mentalese.families.coconut.recipes import TINY as GRAPHS_TINY
 from mentalese.families.coconut.recipes import named_for
+from mentalese.families.codi.recipes import TINY as CODI_TINY
 from mentalese.families.colar.layout import CompressedSteps
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Recipe, TrainConfig
 
@@ -46,12 +46,7 @@ def variants(recipe: Recipe, **fields: object) -> list[Recipe]:
     return [method(recipe, name, **fields) for name in TITLES]
 
 
-TINY = GRAPHS_TINY.replace(
-    name="colar/tiny",
-    description="4 layers of width 64 on word problems, 40,000 tokens",
-    data={"source": "builtin:arithmetic"},
-    layout={"sequence_length": 256},
-)
+TINY = CODI_TINY.replace(name="colar/tiny")
 
 COMPOSITION = Recipe(
     name="colar/composition",
