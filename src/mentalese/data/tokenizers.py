@@ -152,8 +152,7 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
         raise InputError(f"the tokenizer's chat template refuses a question ({error}): remove or mend it") from error
     before, found, after = text.partition(_MESSAGE)
     require(bool(found), "the tokenizer's chat template", template, f"it does not contain the message {_MESSAGE!r}")
-    backend = corpus_encoder(tokenizer)
-    backend.encode_special_tokens = False
+    backend = corpus_encoder(tokenizer, markers=True)
     return Turn(*(backend.encode(part, add_special_tokens=False).ids for part in (before, after)))
 
 
@@ -200,8 +199,7 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     markers = [marker for marker in (*MARKERS, *latent) if marker in {*vocabulary, pad, BOS, EOS, end, *latent}]
     roles = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
     extra = dict.fromkeys([*tokenizer.all_special_tokens, *markers])
-    backend = corpus_encoder(tokenizer)
-    backend.encode_special_tokens = False
+    backend = corpus_encoder(tokenizer, markers=True)
     backend.post_processor = NOTHING_ADDED
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
     settings = roles | {
@@ -218,7 +216,8 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
     Args:
         spec: `bpe:SIZE` (byte-level BPE of SIZE tokens, markers included, trained on the source's training split),
-            a folder with `tokenizer.json` or with `vocab.json` and `merges.txt`, or `hub:NAME`.
+            a folder with `tokenizer.json` or with `vocab.json` and `merges.txt`, `models:NAME`, `gguf:FILE` or
+            `hub:NAME`.
         cache: the folder of trained tokenizers, by source, size and version.
 
     Raises:
@@ -284,12 +283,12 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
-def corpus_encoder(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """Return a new backend for encoding text: `<|eos|>` written in a text is seven characters, never the marker."""
+def corpus_encoder(tokenizer: PreTrainedTokenizerBase, *, markers: bool = False) -> Tokenizer:
+    """Return a new backend for encoding text: `<|eos|>` written in a text is a marker only if it reads `markers`."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
-    backend.encode_special_tokens = True
+    backend.encode_special_tokens = not markers
     return backend
 
 

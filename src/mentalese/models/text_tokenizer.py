@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Encoding, Tokenizer, processors
+from tokenizers import Encoding, processors
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy
@@ -24,7 +24,16 @@ from transformers.utils import PaddingStrategy
 from mentalese.data.config import SENTENCE_FIELDS, DataConfig
 from mentalese.data.layouts import Layout, layout_class
 from mentalese.data.prompts import PromptEncoder, TextRow
-from mentalese.data.tokenizers import BEGINNING, BOS, CHAT, MASK, base_chat_template, beginning, encoding_of
+from mentalese.data.tokenizers import (
+    BEGINNING,
+    BOS,
+    CHAT,
+    MASK,
+    base_chat_template,
+    beginning,
+    corpus_encoder,
+    encoding_of,
+)
 from mentalese.errors import InputError, require
 from mentalese.models.anywhere import NotCopied, write_module
 from mentalese.models.config import LatentThoughtConfig
@@ -64,9 +73,7 @@ def text_tokenizer(
     """
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"{type(tokenizer).__name__} is not a fast tokenizer: use one that has a tokenizer.json")
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
+    backend = corpus_encoder(tokenizer, markers=True)
     row = layout.prompt_row("a", PromptEncoder(tokenizer, data, mask_token_id))
     before, after = row.around()
     first, last = row.ids[:before], row.ids[len(row) - after :]
