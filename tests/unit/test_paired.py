@@ -84,13 +84,13 @@ def test_bootstrap_is_seeded_and_covers_like_the_normal() -> None:
 def test_few_questions_of_one_outcome_leave_room_for_others() -> None:
     """Of 10 right answers in 10: the exact interval of a share, 69.2% to 100%."""
     answers = np.array([[1.0, 0.0, 1.0]] * 9 + [[1.0, 0.0, 0.0]])
-    interval = bootstrap_questions(answers, 0.0, 1.0)
+    interval = bootstrap_questions(answers, 0.0)
     assert interval is not None
     assert interval[:, :2].T.tolist() == [[pytest.approx(0.6915, abs=1e-4), 1], [0, pytest.approx(0.3085, abs=1e-4)]]
     plain = bootstrap_ratio(answers, np.ones(answers.shape))
     assert plain is not None
     np.testing.assert_array_equal(interval[:, 2], plain[:, 2])
-    assert bootstrap_questions(answers[:1], 0.0, 1.0) is None
+    assert bootstrap_questions(answers[:1], 0.0) is None
 
 
 def test_documents_that_differ_as_a_whole_widen_the_interval() -> None:

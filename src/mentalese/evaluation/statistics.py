@@ -147,8 +147,8 @@ def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndar
     return np.nanquantile(np.concatenate(ratios), _TAILS, axis=0)
 
 
-def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.ndarray | None:
-    """Return the bootstrap interval of the mean over questions, from `least` to `most`, [2, columns].
+def bootstrap_questions(values: np.ndarray, least: float) -> np.ndarray | None:
+    """Return the bootstrap interval of the mean over questions, from `least` to 1, [2, columns].
 
     Values [questions, columns] are whole numbers: right or wrong, or differences of these. Where all are the same the
     bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may have another value, which is one unit
@@ -158,4 +158,4 @@ def bootstrap_questions(values: np.ndarray, least: float, most: float) -> np.nda
     if interval is None:
         return None
     other = np.where((values == values[0]).all(0), 1 - _TAILS[0] ** (1 / len(values)), 0.0)
-    return np.clip(interval + np.stack((-other, other)), least, most)
+    return np.clip(interval + np.stack((-other, other)), least, 1.0)

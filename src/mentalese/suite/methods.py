@@ -64,8 +64,9 @@ def width(size: float) -> int:
     return max(16, round(64 * size / 16) * 16)
 
 
-def decoder(size: float, layers: int, context: int) -> Model:
-    return gpt2_rope(width(size), 4, layers=layers, context=context)
+def decoder(size: float) -> Model:
+    """Return a decoder of four layers, at size 1 of 64 channels."""
+    return gpt2_rope(width(size), 4, layers=4, context=128)
 
 
 def rotary(channels: int, layers: int, context: int, heads: int = 4) -> Model:

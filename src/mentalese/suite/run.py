@@ -111,7 +111,6 @@ def run_suite(
     jobs: int = 1,
     executor: str | None = None,
     size: float = 1.0,
-    show: bool = True,
 ) -> Judged:
     """Run tasks and write `suite.json` and `suite.html` into `out` after each look, including tasks of earlier calls.
 
@@ -140,7 +139,6 @@ def run_suite(
             tune_seeds=schedule.tune_seeds,
             jobs=jobs,
             executor=executor,
-            show=show,
         )
         earlier = judged.get(task.name)
         found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)

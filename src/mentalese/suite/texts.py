@@ -52,7 +52,7 @@ def documents(task: str, spec: str, tokens: int) -> Recipe:
     return Recipe(
         name=task,
         description=f"texts of {task}",
-        model=decoder(1, 4, 128),
+        model=decoder(1),
         data=DataConfig(source=f"builtin:{spec}", tokenizer="bpe:512"),
         layout=PerDocument(sequence_length=128, batch_size=32),
         optimizer=OptimizerConfig(learning_rate=2.5e-3, warmup=0.1),
@@ -85,7 +85,7 @@ def topics(size: float) -> SuiteTask:
         "swapped": ("thoughts of another text", swapped(thinking)),
     }
     methods = compared(halves, "latent_thought", variants)
-    wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size / 2, 4, 128))
+    wide = other(whole, "gpt2-rope", "a decoder that sees the whole document", decoder(size / 2))
     return SuiteTask("topics", spec, (*methods, wide), "second half")
 
 
@@ -153,7 +153,7 @@ def recall(size: float) -> SuiteTask:
             documents("recall", RECALL, tokens),
             "gpt2-rope",
             "a decoder that sees the whole document",
-            decoder(size, 4, 128),
+            decoder(size),
         ),
     )
     return SuiteTask("recall", RECALL, (*compared(reading, "thought_gestalt", variants), *others), "answers")
@@ -213,7 +213,7 @@ def phrases(size: float) -> SuiteTask:
     With 16 ways to write each of 16 concepts nothing is learned in 0.7M tokens.
     """
     spec = "phrases:lead=3,concepts=8,phrases=8"
-    plain = decoder(size, 4, 128)
+    plain = decoder(size)
     base = documents("phrases", spec, int(600_000 * size))
     methods = compared(base, "conceptlm", with_concepts("a decoder that predicts the next concept", conceptlm(plain)))
     others = (
@@ -230,7 +230,7 @@ def concepts(size: float) -> SuiteTask:
     the best validation among those whose concepts train (docs/tasks.md). The twin is the paper's parameter-matched
     baseline.
     """
-    plain = decoder(size, 4, 128)
+    plain = decoder(size)
     base = documents("concepts", "concepts", int(2_400_000 * size))
     predicting = {"model_type": "conceptlm", "backbone": plain, "insert_depth": 1}
     methods = compared(base, "conceptlm", with_concepts("a decoder that predicts the next concept", predicting))
