@@ -27,7 +27,7 @@ from mentalese.evaluation.options import Questions
 from mentalese.models import hf
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.generation import continuations
+from mentalese.models.generation import continuations, ends
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
@@ -117,8 +117,7 @@ class MentaleseLM(LM):
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens."""
-        texts, last = [], self.model.generation_config.eos_token_id
-        ends = set() if last is None else {*last} if isinstance(last, list) else {last}
+        texts, last_tokens = [], {*ends(self.model)}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
@@ -130,7 +129,7 @@ class MentaleseLM(LM):
                 text = whole = decode_after(ids, start, self.tokenizer)
                 for stop in [until] if isinstance(until, str) else until:
                     text = text.partition(stop)[0]
-                self.unfinished += text == whole and ends.isdisjoint(ids[start:].tolist())
+                self.unfinished += text == whole and last_tokens.isdisjoint(ids[start:].tolist())
                 texts.append(text)
         return texts
 

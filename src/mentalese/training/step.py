@@ -59,5 +59,5 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress
     start = warmup / max(total_steps, 1)
     share = min(max((progress - start) / max(1 - start, 1e-12), 0.0), 1.0)
     decayed = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}[config.schedule]
-    floor = config.min_learning_rate_ratio if config.schedule != "constant" else 0.0
+    floor = config.min_learning_rate_ratio
     return config.learning_rate * (floor + (1 - floor) * decayed)

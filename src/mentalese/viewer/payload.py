@@ -18,7 +18,7 @@ from mentalese.evaluation.answer_rule import AnswerRule, final_answer
 from mentalese.formatting import short_names
 from mentalese.models.base import LanguageModel
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
-from mentalese.registry import families, load
+from mentalese.registry import MODELS, load
 
 Drawn = dict[str, Any]
 """Data of a page, for JSON."""
@@ -53,7 +53,7 @@ def payload(
         traces: of one model, or of two on the same text. For the tokens that both read after the same ones, each gets
             the score `gain`: the other's surprisal minus its own. `note` says how many tokens these are.
         names: names of the models; default: their types.
-        control: the control of the second trace, whose model is the first one's: `removed`, `noisy`.
+        control: the control of the second trace, whose model is the first one's: `removed`, `swapped`, `noisy`.
         parameters: parameter counts of the models, if known.
         text: the text of the traces; `None`: the first trace's tokens.
         expected: the right answer to the question in the text; each trace's own answer is compared with it, see
@@ -138,11 +138,8 @@ def _trace(trace: ThoughtTrace, expected: str | None) -> Drawn:
 
 def _model_class(model_type: str) -> type[LanguageModel]:
     """Return the class with the words for a model's thoughts."""
-    for family in families().values():
-        if model_type in family.classes:
-            kind = load(family.classes[model_type][1])
-            return kind if issubclass(kind, LanguageModel) else LanguageModel
-    return LanguageModel
+    kind = load(MODELS[model_type]) if model_type in MODELS else LanguageModel
+    return kind if issubclass(kind, LanguageModel) else LanguageModel
 
 
 def _shown(key: str, words: Mapping[str, Shown]) -> Shown:

@@ -11,7 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas, footnote, line_style, percent_axis
+from mentalese.analyses.drawing import (
+    COLORS,
+    Drawing,
+    Figure,
+    Numbers,
+    batches,
+    canvas,
+    footnote,
+    line_style,
+    percent_axis,
+)
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
 from mentalese.values import temporarily
@@ -115,8 +125,6 @@ def _stopped(saved: Saved, split: Split, rule: str, value: float) -> tuple[float
     """Return the threshold, the mean number of turns of the tokens that predict another, and perplexity."""
     import torch
 
-    from mentalese.data.batch import to_device
-    from mentalese.data.evaluation import evaluation_batches
     from mentalese.families.looped.model import LoopedForCausalLM
     from mentalese.nn.loss import IGNORED
 
@@ -124,8 +132,7 @@ def _stopped(saved: Saved, split: Split, rule: str, value: float) -> tuple[float
     assert isinstance(model, LoopedForCausalLM)
     taken, nats, scored = 0, 0.0, 0
     with temporarily(model.config, **NO_EXITS | {rule: value}), torch.no_grad():
-        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
-            batch = to_device(batch, saved.device)
+        for batch in batches(saved, split, f"{rule} {value:g}"):
             encoded = model.encode(batch["input_ids"], batch.get("attention_mask"))
             assert encoded.taken is not None
             counted = batch["labels"][:, 1:] != IGNORED
@@ -138,8 +145,6 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
     """Return perplexity and the relative movement of the state for 1 to `most` turns."""
     import torch
 
-    from mentalese.data.batch import to_device
-    from mentalese.data.evaluation import evaluation_batches
     from mentalese.families.looped.model import LoopedForCausalLM
     from mentalese.nn.loss import IGNORED
 
@@ -147,8 +152,7 @@ def _by_turn(saved: Saved, split: Split, most: int) -> tuple[dict[int, float], d
     assert isinstance(model, LoopedForCausalLM)
     nats, moved, scored, tokens = [0.0] * most, [0.0] * most, 0, 0
     with temporarily(model.config, turns=most, **NO_EXITS), torch.no_grad():
-        for batch in evaluation_batches(split, saved.layout, saved.evaluation, saved.tokenizer):
-            batch = to_device(batch, saved.device)
+        for batch in batches(saved, split, f"up to {most} turns"):
             ids, labels = batch["input_ids"], batch["labels"]
             real = batch.get("attention_mask", torch.ones_like(ids)).bool()
             encoded = model.encode(ids, batch.get("attention_mask"), trace=True)
