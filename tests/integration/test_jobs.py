@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +31,25 @@ from mentalese.screen import Progress
 pytestmark = pytest.mark.slow
 
 MODEL = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gate = list[str](), threading.Barrier(4)
+
+    class Process:
+        def __init__(self, command: list[str], *, env: dict[str, str], **options: object) -> None:
+            begun.append(env["CUDA_VISIBLE_DEVICES"])
+            gate.wait(10)  # for all four
+            self.stdin, self.stdout = io.StringIO(), io.StringIO("{}\n" * 4)
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(jobs_module.subprocess, "Popen", Process)
+    monkeypatch.setattr(jobs_module.tempfile, "TemporaryFile", lambda *_, **__: io.StringIO())
+    processes = jobs_module.Processes(4)
+    for training in [processes.submit({}, Path()) for _ in range(4)]:
+        assert training.result(10) == {}
+    assert sorted(begun) == ["0", "1", "2", "3"]
 
 
 def recipe(corpus: Path, steps: int = 4, **changes: object) -> Recipe:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import json
 import os
 import queue
@@ -239,6 +240,7 @@ class Processes:
 
     def __init__(self, count: int) -> None:
         self.processes: list[tuple[subprocess.Popen[str], IO[str]]] = []  # and the file of what it prints
+        self.numbers = itertools.count()  # threads that start together draw different ones
         self.mine = threading.local()
         self.threads = ThreadPoolExecutor(count, initializer=self._start)  # a thread for each process
 
@@ -246,7 +248,7 @@ class Processes:
         environment = dict(os.environ)
         if gpus := torch.cuda.device_count():
             visible = environment.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[len(self.processes) % gpus]
+            environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[next(self.numbers) % gpus]
         else:
             environment["OMP_NUM_THREADS"] = "1"
         log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
