@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 from mentalese import open_recipe
 from mentalese.cli import main
@@ -53,6 +61,20 @@ def test_a_grown_model_says_what_its_base_says_until_it_thinks(base: Path, tmp_p
     known = len(tokenizer) - len(LATENT_MARKERS)
     assert torch.equal(grown(ids).logits[..., :known], plain(ids).logits[..., :known])
     assert model.config.latent_token_id == special_token_ids(tokenizer)["latent_token_id"]
+
+
+@torch.no_grad()
+def test_a_bias_of_the_head_grows_with_its_rows(tokenizer: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = PhiForCausalLM(PhiConfig(vocab_size=len(tokenizer), **sizes)).eval()
+    model.lm_head.bias.normal_()
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    grow(str(tmp_path / "base"), "coconut", tmp_path / "grown")
+    grown, marked = load_model(tmp_path / "grown")
+    assert len(marked) > len(tokenizer)
+    ids = torch.tensor([tokenizer("12 + 3 is 15.", add_special_tokens=False)["input_ids"]])
+    assert torch.equal(grown(ids).logits[..., : len(tokenizer)], model(ids).logits)
 
 
 @pytest.mark.parametrize("family", ["coconut", "conceptlm"])

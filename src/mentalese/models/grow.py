@@ -163,7 +163,8 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     old, new = (m.get_input_embeddings().num_embeddings for m in (base, target))
     rows = [[i] if i < old else [] for i in range(new)]
     rows[: len(tokenizer)] = _rows(tokenizer, own_tokenizer, path)
-    tables = {id(m.weight) for m in (base.get_input_embeddings(), base.get_output_embeddings())}
+    head = base.get_output_embeddings()
+    tables = {id(table) for table in (base.get_input_embeddings().weight, head.weight, getattr(head, "bias", None))}
     weights, parameters = base.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
     for name, value in weights.items():
         here = tuple(parameters[name].shape) if name in parameters else "no such weights"
