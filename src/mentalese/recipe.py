@@ -18,7 +18,6 @@ from mentalese.data.layouts import Layout, Packed, layout_of
 from mentalese.errors import nearest, require
 from mentalese.files import JsonObject, checksum
 from mentalese.values import (
-    Integer,
     NonNegative,
     NonNegativeNumber,
     Number,
@@ -142,7 +141,7 @@ class TrainConfig:
     checkpoint_every: NonNegative = 0
     keep_checkpoints: Positive = 2
     trackers: Texts = ()
-    seed: Integer = 0
+    seed: NonNegative = 0
 
     def __post_init__(self) -> None:
         lengths = {"steps": self.steps, "epochs": self.epochs, "tokens": self.tokens}

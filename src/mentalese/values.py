@@ -58,7 +58,6 @@ def _place(value: object) -> Path:
     return path
 
 
-Integer = Annotated[int, Field(ge=-_MOST, le=_MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=_MOST)]
 Positive = Annotated[int, Field(ge=1, le=_MOST)]
 Number = Annotated[float, WrapValidator(_as_written)]

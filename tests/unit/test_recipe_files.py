@@ -204,6 +204,7 @@ def test_two_lengths_are_refused_though_one_is_the_recipes_own() -> None:
         ("train.stesp=3", "train.stesp: no such field; did you mean 'steps'"),
         ("optimizer.lr=3", "optimizer.lr: no such field (`mentalese show RECIPE` lists all fields)"),
         ("train.steps=ten", "train.steps is 'ten': it should be a valid integer"),
+        ("train.seed=-1", "train.seed is -1: it should be greater than or equal to 0"),
         ("train.steps=0", "train.steps is 0: it should be greater than or equal to 1"),
         ("train.precision=fp8", "it should be 'fp32' or 'bf16'"),
         ("train.compile=maybe", "train.compile is 'maybe': it should be a valid boolean"),

@@ -14,7 +14,6 @@ from tyro.conf import arg
 from mentalese.data.config import AnswerRuleName, Detokenizer
 from mentalese.errors import require
 from mentalese.values import (
-    Integer,
     NonNegative,
     NonNegativeNumber,
     Place,
@@ -171,7 +170,7 @@ class AnswerOptions(TextOptions):
     num_beams: Annotated[Positive, Field(ge=2)] | None = None
     temperature: NonNegativeNumber = 1.0
     thought_noise: PositiveNumber | None = None
-    seed: Integer = 0
+    seed: NonNegative = 0
     answer_tokens: Positive | None = None
     answer_rule: AnswerRuleName | None = None
     documents: Positive | None = None
@@ -220,7 +219,7 @@ class SampleOptions(TextOptions):
     draws: Positive = 5
     decoding: Decoding | None = None
     temperature: PositiveNumber = 1.0
-    seed: Integer = 0
+    seed: NonNegative = 0
 
     def __post_init__(self) -> None:
         no_prompts = "unconditional samples have no prompts; remove it, or set kind to 'conditional' or 'both'"

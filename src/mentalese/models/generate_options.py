@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from mentalese.errors import InputError
-from mentalese.values import Integer, NonNegative, Place, Positive, PositiveNumber, Texts, checked_dataclass
+from mentalese.values import NonNegative, Place, Positive, PositiveNumber, Texts, checked_dataclass
 
 
 @checked_dataclass("")
@@ -52,8 +52,8 @@ class GenerateOptions:
     latents: NonNegative | None = None
     fast_steps: NonNegative | None = None
     infer_every: Positive | None = None
-    posterior_seed: Integer | None = None
-    seed: Integer = 0
+    posterior_seed: NonNegative | None = None
+    seed: NonNegative = 0
 
     def inference(self, generate: Callable[..., object]) -> dict[str, Any]:
         """Return keywords of a model's own `generate` that infers thoughts; progress is shown, as it takes a while."""

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
 from mentalese.data.documents import Document, Kind
 from mentalese.errors import require
-from mentalese.values import Integer, checked_dataclass
+from mentalese.values import NonNegative, checked_dataclass
 
 HELD_OUT = {"validation": 500, "test": 1000}
 """Documents of the splits that are not trained on."""
@@ -78,7 +78,7 @@ class Task(ABC):
     """
 
     count: Annotated[int, Field(ge=1, le=10**9)] = 20_000
-    seed: Integer = 0
+    seed: NonNegative = 0
 
     name: ClassVar[str]
     version: ClassVar[int]
