@@ -86,6 +86,15 @@ def think_page(
             raise InputError(f"{model.path}: {error}") from error
     sizes = [count_parameters(model.model)["total"] for model in models]
     names = model_names([model.path for model in (models[:1] if control else models)])
-    return page(
-        payload(traces, names=names, control=control, parameters=sizes, text=text, expected=answer, command=command)
+    free = [not model.layout.questions for model in models]
+    drawn = payload(
+        traces,
+        names=names,
+        control=control,
+        parameters=sizes,
+        text=text,
+        expected=answer,
+        free=free,
+        command=command,
     )
+    return page(drawn)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.evaluation.answer_rule import AnswerRule, final_answer
+from mentalese.evaluation.answer_rule import AnswerRule, final_answer, free_answer
 from mentalese.formatting import short_names
 from mentalese.models.base import LanguageModel
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
@@ -45,6 +45,7 @@ def payload(
     parameters: Sequence[int] = (),
     text: str | None = None,
     expected: str | None = None,
+    free: Sequence[bool] = (),
     command: str = "",
 ) -> Drawn:
     """Return the data that `mentalese.viewer.page.page` draws.
@@ -58,6 +59,7 @@ def payload(
         text: the text of the traces; `None`: the first trace's tokens.
         expected: the right answer to the question in the text; each trace's own answer is compared with it, see
             `mentalese.evaluation.answer_rule.final_answer`.
+        free: for each model, if it was not trained to end an answer, which is then read by `free_answer`.
         command: the command that made the page.
     """
     names = names or [trace.model for trace in traces]
@@ -69,10 +71,10 @@ def payload(
         short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
     elif len(names) > 1:
         title = f"{' and '.join(names)} on the same text"
-    counts = [*parameters, *[None] * len(traces)]
+    counts, free = [*parameters, *[None] * len(traces)], [*free, *[False] * len(traces)]
     drawn = [
-        _trace(trace, expected) | {"name": name, "short": label, "parameters": count}
-        for trace, name, label, count in zip(traces, names, short, counts)
+        _trace(trace, expected, is_free) | {"name": name, "short": label, "parameters": count}
+        for trace, is_free, name, label, count in zip(traces, free, names, short, counts)
     ]
     note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {
@@ -88,7 +90,7 @@ def payload(
     }
 
 
-def _trace(trace: ThoughtTrace, expected: str | None) -> Drawn:
+def _trace(trace: ThoughtTrace, expected: str | None, is_free: bool) -> Drawn:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
     about, written, answer = kind.about_thoughts, trace.written, None
@@ -97,7 +99,8 @@ def _trace(trace: ThoughtTrace, expected: str | None) -> Drawn:
     if written is not None:
         pairs = zip(trace.tokens[written:], trace.special[written:])
         text = "".join(token for token, special in pairs if not special).strip()
-        final, right = final_answer(text), None if expected is None else final_answer(f"### {expected}")
+        right = None if expected is None else final_answer(f"### {expected}")
+        final = free_answer(text, right) if is_free and right is not None else final_answer(text)
         is_right = None if right is None else AnswerRule.of("", [right]).equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
 
