@@ -633,6 +633,7 @@ def test_a_config_that_cannot_be_built_says_which_field(fields: dict[str, Any], 
     ("backbone", "says"),
     [
         ("bloom", "'bloom': it does not hand keywords to its layers"),
+        ("falcon", "'falcon': it does not hand keywords to its layers"),
         ("gptj", "'gptj': its layers cannot be called by themselves"),
         ("opt", "'opt': its layers or its final norm were not found"),
     ],

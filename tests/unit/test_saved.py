@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import mentalese
 from mentalese import InputError, Saved, get_recipe, override
@@ -192,3 +200,13 @@ def test_a_decoder_gets_the_interface_in_place() -> None:
         assert type(copied) is type(model)
         assert torch.equal(copied(ids).logits, expected)
         assert copied.token_nll({"input_ids": ids, "labels": ids}).shape == ids.shape
+
+
+def test_a_model_of_text_and_images_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = sizes | {"vocab_size": len(tokenizer), "num_key_value_heads": 1, "head_dim": 8}
+    config = Gemma3Config(text_config=text, vision_config=sizes | {"image_size": 28, "patch_size": 14})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"also reads other media than text \(gemma3\)"):
+        mentalese.load(tmp_path)

@@ -52,7 +52,8 @@ def build_model(fields: Fields, tokenizer: PreTrainedTokenizerBase, seed: int) -
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except InputError:
             raise
-        except (ValueError, ArithmeticError, RuntimeError, KeyError) as error:  # from sizes, or an unknown name
+        # From sizes, an unknown name, or a decoder that lacks what a family reads.
+        except (ValueError, ArithmeticError, RuntimeError, KeyError, AttributeError) as error:
             raise InputError(f"model: {' '.join(str(error).split())}: change its sizes or names") from error
         return as_model(model)
 

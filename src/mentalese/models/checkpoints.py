@@ -207,6 +207,10 @@ def load_model(
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})
+            if not hasattr(config, "vocab_size"):
+                raise InputError(
+                    f"{name} also reads other media than text ({config.model_type}): use a model of text only"
+                )
             if not at_hub:
                 _check_no_pickle(Path(source), config)
             tokenizer = load_pretrained_tokenizer(name if at_hub else source, check=False)
