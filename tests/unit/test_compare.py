@@ -470,6 +470,10 @@ def test_counts_of_seeds_have_an_interval_and_a_test() -> None:
 def test_no_difference_has_p_one() -> None:
     assert all(student_t_p(0, degrees) == pytest.approx(1) for degrees in range(1, 9))
     assert paired_t_test([1.0, 2.0], [1.0, 2.0]).p == 1
+    same = paired_t_test([0.5] * 5, [0.5] * 5, step=0.05)
+    assert (same.t, same.p) == (0.0, 1.0)
+    assert same.interval == pytest.approx((-0.0253, 0.0253), abs=1e-4)
+    assert not same.decided(0.05), "equal by chance, with 20 questions"
 
 
 def test_paired_test_finds_a_difference_and_is_calibrated() -> None:
