@@ -179,7 +179,7 @@ def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
             remedy = "the model's thoughts are decisions about single tokens, use `mentalese think --influence`"
             require(read is not None, "each", True, remedy)
             assert read is not None
-            nats = influence(model, trace.input_ids).double().cpu()
+            nats = influence(model, trace.input_ids).cpu().double()
             rows.append(_by_distance([slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read], nats))
             bar.update(number + 1)
     return rows
