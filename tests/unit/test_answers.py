@@ -96,6 +96,20 @@ def scripted(
     return ask(saved, train, options, examples=train).metrics(), model
 
 
+def test_a_checkpoint_s_own_settings_do_not_change_answers(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    found = []
+    for own in ({}, {"repetition_penalty": 5.0, "no_repeat_ngram_size": 2, "return_dict_in_generate": True}):
+        model = gpt2(tokenizer).eval()
+        model.generation_config = GenerationConfig(**own)
+        saved = opened(model, tokenizer, layout, **vars(dataclasses.replace(SETTINGS, max_documents=4)))
+        answers = ask(saved, store.splits["train"], AnswerOptions(answer_samples=2, seed=1))
+        found.append([(record.text, record.attempts) for record in answers.records])
+        found.append(saved.think("The sum of 1 2 is?", max_new_tokens=8).tokens)
+        assert model.generation_config.repetition_penalty == own.get("repetition_penalty")
+    assert found[:2] == found[2:]
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mentalese
-from mentalese import Recipe
+from mentalese import Recipe, cli
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
 from mentalese.data.store import open_store, prepare
 from mentalese.data.tokenizers import (
@@ -26,6 +28,7 @@ from mentalese.data.tokenizers import (
 )
 from mentalese.errors import InputError
 from mentalese.evaluation import answers
+from mentalese.evaluation.harness import MentaleseLM
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.families.coconut.questions import QuestionSteps
@@ -333,6 +336,10 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
         assert all(text["prompt"].startswith("Pat has") for text in saved_samples(tmp_path / "run"))
     else:
         assert tokenizer.chat_template == plain.chat_template
+        samples = saved_samples(tmp_path / "run")
+        sampling = {"max_new_tokens": 2, "do_sample": True, "top_p": 0.9}
+        texts = saved.generate([sample["prompt"] for sample in samples], **sampling)
+        assert [sample["text"] for sample in samples] == texts, "without the template"
     again = open_store(saved.store("test").folder)
     turn = user_turn(plain)
     assert again.meta.get("beginning", 0) == len(first if turn is None else turn.before)
@@ -364,6 +371,30 @@ def test_prompts_of_a_chat_model_are_messages(base: Path) -> None:
     assert raw.generate(QUESTION, max_new_tokens=2).pop().startswith(QUESTION)
     with pytest.raises(InputError, match="chat template"):
         raw.without_chat()
+    asked = Instance(request_type="generate_until", doc={}, arguments=(QUESTION, {"max_gen_toks": 4}), idx=0)
+    [text] = MentaleseLM(saved).generate_until([asked])
+    assert [QUESTION + text] == raw.generate(QUESTION, max_new_tokens=4, do_sample=False), "as likelihoods read it"
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_raw_and_the_right_answer_hold_for_both_readings(base: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    out, read = tmp_path / "think.html", list[bool]()
+    think = Saved.think
+
+    def said(saved: Saved, text: str, **options: Any) -> Any:
+        read.append(saved.chat)
+        trace = think(saved, text, **options)
+        if trace.written is not None:
+            new = ["6*7", " is", " **42**", "."]
+            trace = dataclasses.replace(trace, tokens=[*trace.tokens[: trace.written], *new])
+        return trace
+
+    monkeypatch.setattr(Saved, "think", said)
+    command = ["think", str(base), "--text", QUESTION, "--against", str(base), "--out", str(out)]
+    assert cli.main([*command, "--raw"]) == 0
+    assert read == [False, False]
+    assert cli.main([*command, "--answer", "42", "--max-new-tokens", "4"]) == 0
+    assert out.read_text().count('"right":true') == 2
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])

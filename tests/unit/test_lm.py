@@ -272,6 +272,17 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     assert lm.unfinished == cut + 3
 
 
+def test_a_context_without_room_loses_its_first_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = reader(*build("gpt2/tiny", tokenizer)[:1], tokenizer)
+    ids = tokenizer(" The river is long." * 40)["input_ids"]
+    context, new = lm.model.config.max_position_embeddings, 6
+    assert len(ids) > context
+    kept = torch.tensor([ids[new - context :]])
+    expected = lm.model.generate(kept, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, kept.shape[1] :]
+    [text] = lm.generate_until([request(tokenizer.decode(ids), {"max_gen_toks": new, "do_sample": False})])
+    assert text.strip() == tokenizer.decode(expected).strip()
+
+
 def test_protocol_names_the_scoring_and_the_tokens_read(tokenizer: PreTrainedTokenizerFast) -> None:
     class ByBlock(Bigram):
         estimators = ("block", "prefix-dynamic")

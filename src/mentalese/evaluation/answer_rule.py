@@ -41,7 +41,8 @@ _ROUNDING = Fraction(1, 10**12)
 """The relative difference of two numbers that are written as floats, such as 0.1 + 0.2 and 0.3."""
 
 _CHOICE = re.compile(r"[(\[]?([A-Za-z])[)\].:]?|[(\[]?([A-Z])[)\].:]+\s.*", re.DOTALL)
-_CHOICE_IN_TEXT = re.compile(r"\b(?i:answer|option|choice)(?:\s+is)?\s*:?\s*[(\[]?([A-Z])\b(?!['’]|\s+[a-z])")
+_MARKUP = re.compile(r"\\(?:boxed|text\w*|math\w+)\b|[*_`{}$]")
+_CHOICE_IN_TEXT = re.compile(r"\b(?i:answer|option|choice)(?:\s+is)?\s*:?\s*[(\[]?([A-Z])\b(?!['’]|(?<=[AI])\s+[a-z])")
 
 _WHOLE = ("yes", "no", "noanswer")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -221,7 +222,8 @@ def _longest_marks(text: str) -> list[str]:
 
 
 def _choice_in(text: str) -> str | None:
-    """Return the letter of a choice: B, (b), B., B) a dog, or `the answer is B`; `None` without one."""
+    """Return the letter of a choice: B, (b), **B**, B) a dog, or `the answer is B`; `None` without one."""
+    text = _MARKUP.sub("", text)
     whole, letters = _CHOICE.fullmatch(text.strip()), _CHOICE_IN_TEXT.findall(text)
     if whole is None:
         return letters[-1] if letters else None

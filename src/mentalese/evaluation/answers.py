@@ -33,7 +33,7 @@ from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.files import sealed, write_json, write_text
 from mentalese.models.config import require_own_thoughts
-from mentalese.models.generation import WHOLE_DISTRIBUTION, seeded, stops
+from mentalese.models.generation import WHOLE_DISTRIBUTION, plainly, seeded, stops
 from mentalese.models.saved import Saved
 from mentalese.models.scoring import Perplexity
 from mentalese.nn.controls import Noise
@@ -42,7 +42,7 @@ from mentalese.values import temporarily
 
 GREEDILY = AnswerOptions()
 """One greedy answer per question, without examples."""
-_MOST_LIKELY: dict[str, object] = {"do_sample": False, "num_beams": 1}
+_MOST_LIKELY: dict[str, object] = {"do_sample": False}
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,7 @@ def ask(
 
     with (
         seeded(saved.model, options.seed),
+        plainly(saved.model),
         torch.no_grad(),
         progress("Answering", len(right_answers), show=show) as bar,
     ):
@@ -339,7 +340,7 @@ def _attempts(
         beams = {"do_sample": False, "num_beams": width, "num_return_sequences": width}
         outputs = _continued(saved, rows, generation | beams)
         return [outputs[i : i + width] for i in range(0, len(outputs), width)]
-    sampling = WHOLE_DISTRIBUTION | {"num_beams": 1, "temperature": options.temperature}
+    sampling = WHOLE_DISTRIBUTION | {"temperature": options.temperature}
     sampling = sampling if options.temperature > 0 else _MOST_LIKELY
     noise = options.thought_noise
     control = {} if noise is None else {"thought_control": Noise(noise)}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -73,7 +74,7 @@ class MentaleseLM(LM):
 
     def __init__(self, saved: Saved, *, max_length: int | None = None, show: bool = False) -> None:
         super().__init__()
-        self.saved, self.show = saved, show
+        self.saved, self.show = dataclasses.replace(saved, chat=False), show  # as `text` of the protocol says
         self.model, self.tokenizer, self.layout = saved.model, saved.tokenizer, saved.layout
         require(not self.layout.questions, "layout", self.layout.kind, "use a model of plain text, not of questions")
         self.special_ids = self.layout.special_ids(self.tokenizer)
@@ -116,7 +117,10 @@ class MentaleseLM(LM):
         return self.score([request.args for request in requests], first_token=False)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens."""
+        """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens.
+
+        A context that leaves no room for them loses its first tokens, as in lm-eval.
+        """
         texts, last_tokens = [], {*ends(self.model)}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
@@ -125,7 +129,7 @@ class MentaleseLM(LM):
             if not options["do_sample"]:  # lm-eval means this by a temperature of 0, which transformers warns of
                 options.pop("temperature", None)
             options |= {"max_new_tokens": new, "batch_size": self.batch_size}
-            for _, ids, start in continuations(self.saved, contexts, **options):
+            for _, ids, start in continuations(self.saved, contexts, cut=True, **options):
                 text = whole = decode_after(ids, start, self.tokenizer)
                 for stop in [until] if isinstance(until, str) else until:
                     text = text.partition(stop)[0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import TextIteratorStreamer
+from transformers import GenerationConfig, TextIteratorStreamer
 
 from mentalese.data.batch import Batch
 from mentalese.data.tokenizers import MASK, decode, decode_after, special_token_ids, text_ids
@@ -16,7 +16,7 @@ from mentalese.errors import InputError, require
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
 from mentalese.models.text_tokenizer import mask_token_id
-from mentalese.values import NonNegative, NonNegativeNumber, Positive, checked, shown
+from mentalese.values import NonNegative, NonNegativeNumber, Positive, checked, shown, temporarily
 
 if TYPE_CHECKING:
     from mentalese.models.saved import Saved
@@ -40,14 +40,18 @@ def continuations(
     max_new_tokens: int,
     seed: int = 0,
     batch_size: int = 32,
+    cut: bool = False,
     **options: Any,
 ) -> Iterator[tuple[int, torch.Tensor, int]]:
-    """Yield the rows that `generate_text` decodes: prompt number, tokens [length], place of the first new token."""
+    """Yield the rows that `generate_text` decodes: prompt number, tokens [length], place of the first new token.
+
+    With `cut`, prompts that leave no room for the new tokens lose their first ones, and are not refused.
+    """
     if not prompts:
         return
     check_settings(max_new_tokens=max_new_tokens, seed=seed, batch_size=batch_size, **options)
     model = saved.model
-    everything = _encode(saved, prompts, max_new_tokens)
+    everything = _encode(saved, prompts, max_new_tokens, cut=cut)
     options = _options(saved, max_new_tokens, options)
     with seeded(model, seed):
         for start in range(0, len(prompts), batch_size):
@@ -106,8 +110,8 @@ def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> G
         raise errors[0]
 
 
-def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
-    """Return left-padded prompts that fit the context with `max_new_tokens` to come."""
+def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int, *, cut: bool = False) -> Batch:
+    """Return left-padded prompts that fit the context with `max_new_tokens` to come, or are `cut` to."""
     mask = mask_token_id(saved.model)
     filled = mask is not None and all(MASK in prompt for prompt in prompts)
     least = 0 if filled else 1
@@ -117,6 +121,8 @@ def _encode(saved: Saved, prompts: Sequence[str], max_new_tokens: int) -> Batch:
     lengths = batch["attention_mask"].sum(1)
     longest = int(lengths.argmax())
     if context is not None and int(lengths[longest]) + max_new_tokens > context:
+        if cut and max_new_tokens < context:
+            return {name: tensor[:, max_new_tokens - context :] for name, tensor in batch.items()}
         raise InputError(
             f"the prompt {shown(prompts[longest])} has {int(lengths[longest])} tokens and max_new_tokens is "
             f"{max_new_tokens}: the model's context is {context}, shorten the prompt or set fewer tokens"
@@ -149,6 +155,15 @@ def ends(model: LanguageModel) -> list[int]:
     """Return the tokens at which the model's end settings end a text."""
     end = model.generation_config.eos_token_id
     return [] if end is None else end if isinstance(end, list) else [end]
+
+
+def plainly(model: LanguageModel) -> AbstractContextManager[None]:
+    """Leave out a checkpoint's own generation settings (a repetition penalty, cuts, beams) while the block runs.
+
+    Tokens that the model never writes stay so.
+    """
+    own = model.generation_config
+    return temporarily(model, generation_config=GenerationConfig(suppress_tokens=own.suppress_tokens))
 
 
 _SETTINGS = {

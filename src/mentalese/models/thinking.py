@@ -17,7 +17,7 @@ from mentalese.data.tokenizers import decode, special_ids
 from mentalese.errors import require
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
-from mentalese.models.generation import seeded, stops
+from mentalese.models.generation import plainly, seeded, stops
 from mentalese.models.influence import influence, thoughts_of
 from mentalese.models.trace import ALONG_TEXT, INFLUENCE, ThoughtTrace
 from mentalese.values import checked
@@ -76,8 +76,8 @@ def think(
     fits = context is None or length + max_new_tokens <= context
     remedy = f"the question has {length} tokens and the model's context is {context}, shorten it or set fewer"
     require(fits, "max_new_tokens", max_new_tokens, remedy)
-    with seeded(model, 0), torch.no_grad():
-        options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
+    options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
+    with seeded(model, 0), plainly(model), torch.no_grad():
         ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options_of_answer)
     return dataclasses.replace(measured(trace(saved, ids[0], **options)), written=length)
 
