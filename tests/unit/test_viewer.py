@@ -340,14 +340,15 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
             checked += 1
     assert checked > 20
     short, long = (
-        trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor(ids)) for ids in ([5, 6, 7, 8], [5, 6, 9, 9, 9])
+        dataclasses.replace(trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor(ids)), model=name)
+        for name, ids in (("a", [5, 6, 7, 8]), ("b", [5, 6, 9, 9, 9]))
     )
-    drawn = payload([short, long], names=["a", "b"])
+    drawn = payload([short, long])
     gains = [part["scores"]["gain"]["values"] for part in drawn["traces"]]
     assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
     assert drawn["note"] == "The first 2 tokens are the same for a and b; after these no difference is shown."
-    apart = trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([9, 6, 7]))
-    drawn = payload([short, apart], names=["a", "b"])
+    apart = dataclasses.replace(trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([9, 6, 7])), model="b")
+    drawn = payload([short, apart])
     assert "gain" not in drawn["traces"][0]["scores"]
     assert drawn["note"] == "a and b tokenise the text differently from the first token on: no difference can be shown."
     assert page["note"] == payload([short])["note"] == ""

@@ -9,8 +9,6 @@ from typing import Any
 
 from mentalese import html
 from mentalese.errors import InputError
-from mentalese.formatting import model_names
-from mentalese.models.base import count_parameters
 from mentalese.models.saved import Saved
 from mentalese.models.trace import ThoughtTrace
 from mentalese.viewer.payload import payload
@@ -84,17 +82,4 @@ def think_page(
             traces.append(model.think(text, **own))
         except InputError as error:
             raise InputError(f"{model.path}: {error}") from error
-    sizes = [count_parameters(model.model)["total"] for model in models]
-    names = model_names([model.path for model in (models[:1] if control else models)])
-    free = [not model.layout.questions for model in models]
-    drawn = payload(
-        traces,
-        names=names,
-        control=control,
-        parameters=sizes,
-        text=text,
-        expected=answer,
-        free=free,
-        command=command,
-    )
-    return page(drawn)
+    return page(payload(traces, models=models, control=control, text=text, expected=answer, command=command))

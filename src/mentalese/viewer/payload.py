@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mentalese.evaluation.answer_rule import AnswerRule, final_answer, free_answer
-from mentalese.formatting import short_names
-from mentalese.models.base import LanguageModel
+from mentalese.formatting import model_names, short_names
+from mentalese.models.base import LanguageModel, count_parameters
+from mentalese.models.saved import Saved
 from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
 from mentalese.registry import MODELS, load
 
@@ -40,12 +41,10 @@ _CONTROLS = {
 def payload(
     traces: Sequence[ThoughtTrace],
     *,
-    names: Sequence[str] = (),
+    models: Sequence[Saved] = (),
     control: str | None = None,
-    parameters: Sequence[int] = (),
     text: str | None = None,
     expected: str | None = None,
-    free: Sequence[bool] = (),
     command: str = "",
 ) -> Drawn:
     """Return the data that `mentalese.viewer.page.page` draws.
@@ -53,15 +52,15 @@ def payload(
     Args:
         traces: of one model, or of two on the same text. For the tokens that both read after the same ones, each gets
             the score `gain`: the other's surprisal minus its own. `note` says how many tokens these are.
-        names: names of the models; default: their types.
+        models: the models of the traces, for their names and sizes and for how their answers are read; default: their
+            types are the names.
         control: the control of the second trace, whose model is the first one's: `removed`, `swapped`, `noisy`.
-        parameters: parameter counts of the models, if known.
         text: the text of the traces; `None`: the first trace's tokens.
         expected: the right answer to the question in the text; each trace's own answer is compared with it, see
-            `mentalese.evaluation.answer_rule.final_answer`.
-        free: for each model, if it was not trained to end an answer, which is then read by `free_answer`.
+            `mentalese.evaluation.answer_rule.final_answer`, or `free_answer` for models not trained to end one.
         command: the command that made the page.
     """
+    names = model_names([model.path for model in models[: 1 if control else None]])
     names = names or [trace.model for trace in traces]
     short = short_names(names)
     thinks = bool(_model_class(traces[0].model).about_thoughts)
@@ -71,10 +70,13 @@ def payload(
         short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
     elif len(names) > 1:
         title = f"{' and '.join(names)} on the same text"
-    counts, free = [*parameters, *[None] * len(traces)], [*free, *[False] * len(traces)]
+    counts: list[int | None] = [count_parameters(model.model)["total"] for model in models]
+    is_free = [not model.layout.questions for model in models]
     drawn = [
-        _trace(trace, expected, is_free) | {"name": name, "short": label, "parameters": count}
-        for trace, is_free, name, label, count in zip(traces, free, names, short, counts)
+        _trace(trace, expected, free) | {"name": name, "short": label, "parameters": count}
+        for trace, free, name, label, count in zip(
+            traces, is_free or [False] * len(traces), names, short, counts or [None] * len(traces)
+        )
     ]
     note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {

@@ -226,9 +226,9 @@ class Player:
 
     def drawn(self, trace: ThoughtTrace, prompt: str) -> dict[str, Any]:
         """Return a trace as the page of thoughts draws it."""
-        size, example = count_parameters(self.saved.model)["total"], self.known(prompt)
+        example = self.known(prompt)
         expected = example.rest if example is not None and example.question else None
-        return payload([trace], names=model_names([self.saved.path]), parameters=[size], expected=expected)
+        return payload([trace], models=[self.saved], expected=expected)
 
 
 def _steps(options: GenerateOptions) -> dict[str, int]:
