@@ -234,7 +234,7 @@ LAYOUTS: list[Layout] = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.kind)
 def test_rows_and_prompts_begin_alike(kind: str, base: Path, layout: Layout, records: Path, texts: Path) -> None:
     data = DataConfig(source=f"file:{records if layout.questions else texts}", tokenizer=str(base))
     store, tokenizer = prepare(data, layout, show=False)
@@ -298,7 +298,7 @@ def test_a_text_is_scored_after_its_beginning(base: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama_3", "chat_glm", "qwen"])
-@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:6], ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:6], ids=lambda layout: layout.kind)
 def test_a_run_of_a_grown_model_keeps_the_beginning(
     kind: str, base: Path, layout: Layout, records: Path, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ LAYOUTS: list[Layout] = [
 ]
 
 
-@pytest.fixture(params=LAYOUTS, ids=lambda layout: f"{layout.kind}-{layout.has_latents}")
+@pytest.fixture(params=LAYOUTS, ids=lambda layout: layout.kind)
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An untrained model on the questions, whose test split has the first three as they are written above."""
     for split, texts in (("test", QUESTIONS[:3]), ("validation", ["Nobody?"]), ("train", ["Who?", "What?"])):

@@ -72,11 +72,6 @@ class Layout(ABC):
         """The stage of the curriculum, for layouts that have one."""
         return 0
 
-    @property
-    def has_latents(self) -> bool:
-        """True if rows contain latents, or at least their markers."""
-        return False
-
     def asked(self) -> dict[str, int | None]:
         """Return the stage and the latents of questions, for results; empty for texts."""
         return {}

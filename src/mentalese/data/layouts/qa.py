@@ -75,6 +75,7 @@ class QuestionAnswer(QuestionRows):
 
     @property
     def has_latents(self) -> bool:
+        """True if rows contain latents, or at least their markers."""
         return self.latents is not None or self.latents_per_step is not None
 
     def latents_at(self, stage: int) -> int:

@@ -73,10 +73,6 @@ class StudentQuestions(QuestionRows):
         """The layout of questions."""
         raise NotImplementedError
 
-    @property
-    def has_latents(self) -> bool:
-        return True
-
     def asked(self) -> dict[str, int | None]:
         return {"stage": None, "latents": self.latents}
 
