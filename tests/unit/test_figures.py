@@ -17,6 +17,7 @@ import pytest
 from mentalese import cli, get_recipe
 from mentalese.analyses.figures import FORMATS, figures, write_figure
 from mentalese.errors import InputError
+from mentalese.families.thought_gestalt.figures import gates
 from mentalese.files import read_json
 from mentalese.formatting import model_names
 from mentalese.training.loop import train
@@ -81,6 +82,23 @@ def test_gradient_shares_are_means_up_to_the_best_validation(tmp_path: Path) -> 
     [found] = draw("thought_gestalt/gradient-share", run, out=tmp_path / "share.png")["runs"]
     assert found["mean_share"] == pytest.approx({"self_attention": 0.7, "memory": 0.2, "mlp": 0.1})
     assert found["share"]["memory"] == [0.1, 0.3, 0.8]
+
+
+def test_runs_with_other_layers_share_a_legend_and_colours(tmp_path: Path) -> None:
+    def run(name: str, *layers: int) -> Path:
+        gates = {f"memory_gate.{layer}": 1.0 for layer in layers}
+        shares = {"gradient_share.self_attention": 0.6, "gradient_share.mlp": 0.4}
+        record = {"step": 1, "tokens": 9} | gates | shares
+        return metrics(tmp_path / name, [record, validation(1, 9.0)], f"thought_gestalt/{name}")
+
+    runs = [run("a", 1, 3), run("b", 0, 1, 2, 3)]
+    picture, _ = gates([str(path) for path in runs])
+    first, second = picture.axes
+    colors = [line.get_color() for line in first.lines[:2]]
+    assert colors == [second.lines[1].get_color(), second.lines[3].get_color()]
+    assert [text.get_text() for text in second.get_legend().get_texts()] == ["3", "2", "1", "0"]
+    [found, _] = draw("thought_gestalt/gradient-share", *runs, out=tmp_path / "share.svg")["runs"]
+    assert found["mean_share"] == {"self_attention": 0.6, "memory": 0.0, "mlp": 0.4}, "a model without memory"
 
 
 def test_a_run_without_gates_is_refused(tmp_path: Path) -> None:

@@ -119,3 +119,9 @@ def test_pairs_that_share_a_unit_are_not_taken_as_independent() -> None:
         covered += interval[0] <= 0 <= interval[1]
     assert 0.87 < covered / trials < 0.99  # as if 380 pairs were independent it would be below 0.5
     assert bootstrap_pairs(np.zeros((2, 2))) is None
+
+
+@pytest.mark.parametrize("losses", [(4.0, 3.996), (4.0, 4.001)])
+def test_losses_that_hardly_differ_have_no_law(losses: tuple[float, float]) -> None:
+    with pytest.raises(InputError, match="the losses differ too little for a law"):
+        fit_power_law([1e6, 2e6], losses)

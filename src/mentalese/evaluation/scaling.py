@@ -19,6 +19,7 @@ from mentalese.errors import require
 from mentalese.evaluation.statistics import student_t_margin
 
 Interval = tuple[float, float]
+_LARGEST = 300  # logarithm of the largest scale; numbers overflow at 709
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
     variation = float(((log_x - center) ** 2).sum())
     slope = float(((log_x - center) * (log_loss - level)).sum()) / variation
     require(slope != 0, "losses", list(loss), "use sizes with different losses")
+    log_scale = float(center - level / slope)
+    flat = "the losses differ too little for a law of these sizes, use sizes further apart"
+    require(abs(log_scale) < _LARGEST, "losses", list(loss), flat)
     interval = spread = None
     if len(x) > 2:
         residual = log_loss - level - slope * (log_x - center)
@@ -84,7 +88,7 @@ def fit_power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
         interval = (-slope - half, -slope + half)
     return PowerLaw(
         exponent=-slope,
-        scale=math.exp(center - level / slope),
+        scale=math.exp(log_scale),
         points=len(x),
         exponent_interval=interval,
         spread=spread,

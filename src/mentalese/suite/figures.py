@@ -23,7 +23,8 @@ _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 def _tasks(paths: list[str], text: bool) -> list[Numbers]:
     """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or the tasks of generated text."""
     [path] = paths
-    tasks = read_json(Path(path)).get("tasks", [])
+    file = Path(path) / "suite.json" if Path(path).is_dir() else Path(path)
+    tasks = read_json(file).get("tasks", [])
     matches = [task for task in tasks if task["spec"].startswith("file:") == text]
     kind = "on text" if text else "with an optimum"
     require(bool(matches), "the figure's path", path, f"use a suite.json of `mentalese suite` with a task {kind}")

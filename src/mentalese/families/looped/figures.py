@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mentalese.analyses.drawing import (
-    COLORS,
     Drawing,
     Figure,
     Numbers,
@@ -79,21 +78,23 @@ def turns(paths: list[str]) -> Drawing:
 def exits(paths: list[str]) -> Drawing:
     """Draw perplexity by the mean number of turns, where a gate, the distance rule or nothing stops tokens.
 
-    Runs of one recipe are its seeds: a point is a mean over them. On the right, the mean number of turns by threshold.
+    Runs that differ only in their seed are one line, of means over them. On the right, the mean number of turns by
+    threshold.
     """
     models = _models(paths, EXIT_DOCUMENTS)
-    numbers: Numbers = {"models": []}
+    groups: dict[str, list[Numbers]] = {}
     for saved in models:
         rules = {"turns": range(1, saved.model.config.turns + 1), **THRESHOLDS}
         if saved.model.config.exit_entropy is None:
             del rules["exit_probability"]
         split = saved.split("test")
         scores = {rule: [_stopped(saved, split, rule, value) for value in values] for rule, values in rules.items()}
-        name = saved.path if saved.recipe is None else saved.recipe.name
-        numbers["models"].append({"path": saved.path, "label": name, **scores})
+        recipe = saved.recipe and saved.recipe.replace(train={"seed": 0})
+        groups.setdefault(recipe.fingerprint() if recipe else saved.path, []).append({"path": saved.path, **scores})
+    labels = model_names([seeds[0]["path"] for seeds in groups.values()])
     picture, ((left, right),) = canvas(1, 2, 10, 3.8)
-    for color, label in zip(COLORS, dict.fromkeys(each["label"] for each in numbers["models"])):
-        seeds = [each for each in numbers["models"] if each["label"] == label]
+    for number, (label, seeds) in enumerate(zip(labels, groups.values())):
+        color = line_style(number)["color"]
         for rule, (title, line) in RULES.items():
             if rule not in seeds[0]:
                 continue
@@ -107,7 +108,8 @@ def exits(paths: list[str]) -> Drawing:
     right.set(title="mean turns", xlabel="threshold: the exit's probability, or the share of the state's length")
     left.legend(fontsize=7)
     footnote(picture, f"first {EXIT_DOCUMENTS} documents of the test split")
-    return picture, numbers
+    named = [{"label": label} | each for label, seeds in zip(labels, groups.values()) for each in seeds]
+    return picture, {"models": named}
 
 
 def _models(paths: list[str], documents: int) -> list[Saved]:

@@ -54,22 +54,29 @@ def gates(paths: list[str]) -> Drawing:
     clock = "sentence_steps" if all("sentence_steps" in records[0] for records, _ in runs) else "tokens"
     picture, (panels,) = canvas(1, len(paths), 1 + 4.2 * len(paths), 3.6, sharey=True)
     numbers = []
+    names = {name for records, _ in runs for name in records[0] if name.startswith("memory_gate.")}
+    layers = sorted((int(name.rpartition(".")[2]), name) for name in names)
+    lines = {}
     for panel, path, label, (records, best) in zip(panels, paths, model_names(paths), runs):
         x = [record[clock] for record in records]
-        layers = {int(name.rpartition(".")[2]): name for name in records[0] if name.startswith("memory_gate.")}
-        series = {layers[layer]: [record[layers[layer]] for record in records] for layer in sorted(layers)}
-        for i, (layer, values) in enumerate(zip(sorted(layers), series.values())):
-            color = colormaps["viridis"](0.9 * i / max(1, len(layers) - 1))
-            panel.plot(x, values, color=color, label=str(layer))
+        series = {name: [record[name] for record in records] for _, name in layers if name in records[0]}
+        for i, (layer, name) in enumerate(layers):
+            if name in series:
+                color = colormaps["viridis"](0.9 * i / max(1, len(layers) - 1))
+                [lines[layer]] = panel.plot(x, series[name], color=color)
         panel.axvline(x[best], color="0.5", linestyle=":", linewidth=1)
         panel.set_title(label)
         count_axis(panel.xaxis, clock.replace("_", " "))
         at_best = {name: values[best] for name, values in series.items()}
         numbers.append({"path": path, "best": x[best], "gates_at_best": at_best, clock: x, "gates": series})
     panels[0].set_ylabel("memory gate")
-    handles, names = panels[0].get_legend_handles_labels()
+    last_first = sorted(lines, reverse=True)
     panels[-1].legend(
-        handles[::-1], names[::-1], title="layer\n(from 0)", loc="center left", bbox_to_anchor=(1.01, 0.5)
+        [lines[layer] for layer in last_first],
+        last_first,
+        title="layer\n(from 0)",
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
     )
     footnote(picture, "dotted: best validation")
     return picture, {"clock": clock, "runs": numbers}
@@ -95,7 +102,7 @@ def gradient_share(paths: list[str]) -> Drawing:
     for (bar, lines), path, label in zip(panels.T, paths, model_names(paths)):
         records, best = _records(path, "gradient_share.")
         tokens = [record["tokens"] for record in records]
-        series = {name: [record[f"gradient_share.{name}"] for record in records] for name in COMPONENTS}
+        series = {name: [record.get(f"gradient_share.{name}", 0.0) for record in records] for name in COMPONENTS}
         mean = {name: fmean(values[: best + 1]) for name, values in series.items()}
         left = 0.0
         for color, (name, title) in zip(COLORS, COMPONENTS.items()):
@@ -170,7 +177,8 @@ def scaling(paths: list[str]) -> Drawing:
     for panel in (left, right):
         count_axis(panel.xaxis, size)
         ticks_at(panel.xaxis, [p["x"] for points in models.values() for p in points])
-        panel.legend()
+        if panel.get_legend_handles_labels()[0]:  # one model has no multipliers
+            panel.legend()
     return picture, {"axis": axis, "reference": reference, "models": numbers}
 
 
@@ -332,6 +340,13 @@ def _series(
 # -- who reads whom ----------------------------------------------------------------------------------------------------
 
 
+def _with_memory(saved: Saved) -> Saved:
+    """Return the model; raise `InputError` if its layers read no memory."""
+    reads = bool(getattr(saved.model.config, "cross_layers", ()))
+    require(reads, "the figure's path", saved.path, "use a Thought Gestalt model whose layers read a memory")
+    return saved
+
+
 def memory(paths: list[str], text: str) -> Drawing:
     """Draw the attention of each sentence of a text to earlier sentences in memory, and the gates by layer.
 
@@ -342,10 +357,8 @@ def memory(paths: list[str], text: str) -> Drawing:
 
     from mentalese.models.saved import load
 
-    saved = load(paths[0])
+    saved = _with_memory(load(paths[0]))
     config = saved.model.config
-    reads = bool(getattr(config, "cross_layers", ()))
-    require(reads, "the figure's path", saved.path, "use a Thought Gestalt model whose layers read a memory")
     trace = saved.think(text)
     links = trace.links["memory"].float().cpu()
     spans = [range(thought.start, thought.end) for thought in trace.thoughts]
@@ -387,7 +400,7 @@ def recall(paths: list[str], *, source: str | None = None, documents: int = 200)
     """
     from mentalese.models.saved import load
 
-    saved, (label,) = load(paths[0]).on(source), model_names(paths)
+    saved, (label,) = _with_memory(load(paths[0])).on(source), model_names(paths)
     values = _by_holder(saved, documents)
     picture, (panels,) = canvas(1, len(values), 6.5, 2.8)
     for panel, (name, found) in zip(panels, values.items()):
@@ -413,7 +426,10 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
         for i, sentence in enumerate(words):
             if "?" in sentence:
                 key = sentence[sentence.index("?") - 1]
-                holders.append(next(j for j, other in enumerate(words) if key in other and "owns" in other))
+                holder = next((j for j, other in enumerate(words[:i]) if key in other and "owns" in other), None)
+                if holder is None:  # another text's question
+                    continue
+                holders.append(holder)
                 asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
                 columns["influence (nats)"].append(nats[:i, asked + 1].tolist())
                 columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())

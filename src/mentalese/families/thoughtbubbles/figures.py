@@ -400,7 +400,10 @@ def _approach(path: str, fields: Numbers) -> str:
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
     if fields.get("copies", 1) > 1:
         return f"copy-{fields['copies']}"
-    return f"kappa = {fields.get('budget', 2.0):g}L" if fields.get("fork_layers") else "regular"
+    if not fields.get("fork_layers"):
+        return "regular"
+    others = [str(fields[name]) for name in ("selection", "readout", "thought_control") if fields.get(name)]
+    return ", ".join([f"kappa = {fields.get('budget', 2.0):g}L", *others])
 
 
 # -- block-wise and autoregressive perplexity (Figure 6) ---------------------------------------------------------------
