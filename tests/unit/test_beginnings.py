@@ -37,6 +37,7 @@ from mentalese.families.colar.layout import CompressedSteps
 from mentalese.models.grow import grow
 from mentalese.models.saved import Saved
 from mentalese.models.text_tokenizer import text_tokenizer
+from mentalese.models.thinking import document_ids
 from mentalese.recipe import DataConfig, EvaluationConfig, TrainConfig
 from mentalese.training.loop import train
 
@@ -371,6 +372,9 @@ def test_prompts_of_a_chat_model_are_messages(base: Path) -> None:
     assert raw.generate(QUESTION, max_new_tokens=2).pop().startswith(QUESTION)
     with pytest.raises(InputError, match="chat template"):
         raw.without_chat()
+    read = saved.on(mentalese.as_source([QUESTION] * 3))
+    document = document_ids(read, read.split("all"), 0)
+    assert document.tolist() == plain(QUESTION)["input_ids"], "a text, not a message"
     asked = Instance(request_type="generate_until", doc={}, arguments=(QUESTION, {"max_gen_toks": 4}), idx=0)
     [text] = MentaleseLM(saved).generate_until([asked])
     assert [QUESTION + text] == raw.generate(QUESTION, max_new_tokens=4, do_sample=False), "as likelihoods read it"

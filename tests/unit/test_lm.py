@@ -269,6 +269,8 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     assert lm.unfinished == cut + 3
     ended = {"suppress_tokens": [i for i in range(len(lm.tokenizer)) if i != lm.special_ids["eos_token_id"]]}
     lm.generate_until([request(contexts[0], {"max_gen_toks": 8, "do_sample": False} | ended)])
+    lm.model.generation_config.eos_token_id = None  # the tokenizer has one
+    lm.generate_until([request(contexts[0], {"max_gen_toks": 8, "do_sample": False} | ended)])
     assert lm.unfinished == cut + 3
 
 

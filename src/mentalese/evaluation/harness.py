@@ -121,7 +121,7 @@ class MentaleseLM(LM):
 
         A context that leaves no room for them loses its first tokens, as in lm-eval.
         """
-        texts, last_tokens = [], {*ends(self.model)}
+        texts, last_tokens = [], {*ends(self.model), self.special_ids["eos_token_id"]}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
