@@ -19,7 +19,7 @@ from mentalese.errors import require
 from mentalese.evaluation.statistics import student_t_margin
 
 Interval = tuple[float, float]
-_LARGEST = 300  # logarithm of the largest scale; numbers overflow at 709
+_LARGEST = 650  # logarithm of the largest scale; numbers overflow at 709
 
 
 @dataclass(frozen=True)
