@@ -105,7 +105,7 @@ def test_a_signal_ends_each_stage_within_seconds(
     else:
         step = 6 if stage == "test" else 3
         assert checkpoint_steps(out) == [step]
-        assert f"stopped at step {step}; --resume continues from there" in said
+        assert f"stopped at step {step}: --resume" in said
     done = _start(stage, tmp_path, [*words, "--resume"])
     _, said = done.communicate(timeout=240)
     assert done.returncode == 0, said

@@ -211,7 +211,7 @@ def test_the_mean_of_one_thought_is_over_its_tokens(tmp_path: Path, corpus: Path
     ("name", "message"),
     [
         ("thoughtbubbles/tiny", "each is True: the model's thoughts are decisions about single tokens"),
-        ("looped/tiny-questions", "each is True: the model has no latents, or decides how many it makes, remove it"),
+        ("looped/tiny-questions", "each is True: the model has no latents, or decides their number, leave out --each"),
     ],
 )
 def test_thoughts_that_cannot_be_counted_are_refused(

@@ -418,7 +418,7 @@ def test_parts_too_small_for_a_batch_name_the_field() -> None:
 def test_a_run_says_how_many_documents_it_does_not_read() -> None:
     train = TrainConfig(epochs=1, epoch_documents=2)
     plan = make_plan(make_split(*[[3]] * 6), train=train, kind="per_document", batch_size=2)
-    assert plan.remarks() == ["the run ends before it has read 4 of 6 documents (train.epoch_documents is 2)"]
+    assert plan.remarks() == ["the run reads 2 of 6 documents before it ends (train.epoch_documents is 2)"]
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def run(
     if questions:
         has_latents = options.each and getattr(config, "latent_token_id", None) is not None
         latents = saved.layout.asked().get("latents") if has_latents else None
-        remedy = "the model has no latents, or decides how many it makes, remove it"
+        remedy = "the model has no latents, or decides their number, leave out --each"
         require(not options.each or bool(latents), "each", True, remedy)
         reference, ablations = _asked(saved, split, [*_kinds(controls, latents or 0)], show)
     else:

@@ -212,7 +212,8 @@ class Run:
         if self.checkpoints.latest() != self.state.step:
             self._write_checkpoint()
         self.checkpoints.wait()
-        raise Interrupted(signum, f"stopped at step {self.state.step}; --resume continues from there")
+        goes_on = "--resume, or the same compare, suite or demo, goes on"
+        raise Interrupted(signum, f"stopped at step {self.state.step}: {goes_on}")
 
     def _steps(self) -> None:
         total, state, last_stage = self.plan.total_steps, self.state, self.recipe.layouts()[-1].stage

@@ -176,7 +176,7 @@ class Plan:
             )
         if documents < first:
             remarks.append(
-                f"the run ends before it has read {first - documents:,} of {first:,} documents "
+                f"the run reads {documents:,} of {first:,} documents before it ends "
                 f"(train.epoch_documents is {self.recipe.train.epoch_documents:,})"
             )
         late = [p for p in phases if self._clock(epoch_start if p.layout else last, p.clock) < p.start]
