@@ -50,8 +50,11 @@ def path(name: str) -> Path:
 @pytest.mark.parametrize("name", [*TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in MODES)])
 def test_the_first_twenty_losses_stay_what_they_are(name: str, tmp_path: Path) -> None:
     assert path(name).is_file(), f"no golden losses for {name}: write them with python {Path(__file__).name}"
-    # Other processors add up in another order; what a refactor breaks is far larger.
-    assert losses(name, tmp_path / "run") == pytest.approx(json.loads(path(name).read_text()), rel=2e-5)
+    found, golden = losses(name, tmp_path / "run"), json.loads(path(name).read_text())
+    # Other processors add up in another order, which each step of training amplifies: of CODI to 5e-4 after 15 steps
+    # between two makers of CPUs. What a refactor breaks is far larger.
+    assert found[:8] == pytest.approx(golden[:8], rel=2e-5)
+    assert found == pytest.approx(golden, rel=2e-3)
 
 
 if __name__ == "__main__":
