@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from pydantic import Field
 
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.values import NonNegative, Positive
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 NORM_EPS = 1e-5
+Count = TypeVar("Count", int, "Tensor")
 
 
 class ThoughtbubblesConfig(LatentThoughtConfig):
@@ -66,9 +69,10 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
         remedy = "copies are a baseline read out at the rightmost; set fork_layers=() and readout='rightmost'"
         self.require(self.copies == 1 or (not layers and self.readout == "rightmost"), "copies", remedy)
 
-    def streams(self, tokens: int) -> int:
-        """Return kappa, the largest number of streams after a fork for a text of this many tokens."""
-        return math.ceil(self.budget * tokens - 1e-6)  # 1.1 times 10 are 11
+    def streams(self, tokens: Count) -> Count:
+        """Return kappa, the largest number of streams after a fork for texts of so many tokens."""
+        billionths = int(1e9 * self.budget + 1e-3)  # whole numbers: 1.1 times 10 are 11, and Apple GPUs have no float64
+        return -(-billionths * tokens // 10**9)
 
     @property
     def causal(self) -> bool:

@@ -286,8 +286,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         state = {} if cache is None else cache.state
         used = state.get(f"kept.{layer}", torch.zeros_like(streams.before))
         tokens = streams.before + torch.arange(1, streams.counts.shape[1] + 1, device=merit.device)
-        millionths = int(1e6 * self.config.budget + 1e-3)  # whole numbers: an Apple GPU has no float64
-        room = -(-millionths * tokens // 1_000_000) - used
+        room = self.config.streams(tokens) - used
         keep = within_budget(merit, keep, streams.token.repeat_interleave(2, dim=1), room)
         state[f"kept.{layer}"] = used + keep.sum(1, keepdim=True)
         return keep
