@@ -55,25 +55,24 @@ def gates(paths: list[str]) -> Drawing:
     picture, (panels,) = canvas(1, len(paths), 1 + 4.2 * len(paths), 3.6, sharey=True)
     numbers = []
     names = {name for records, _ in runs for name in records[0] if name.startswith("memory_gate.")}
-    layers = sorted((int(name.rpartition(".")[2]), name) for name in names)
+    layers = sorted(int(name.removeprefix("memory_gate.")) for name in names)
+    shades = (colormaps["viridis"](0.9 * i / max(1, len(layers) - 1)) for i in range(len(layers)))
+    colors = {f"memory_gate.{layer}": shade for layer, shade in zip(layers, shades)}
     lines = {}
     for panel, path, label, (records, best) in zip(panels, paths, model_names(paths), runs):
         x = [record[clock] for record in records]
-        series = {name: [record[name] for record in records] for _, name in layers if name in records[0]}
-        for i, (layer, name) in enumerate(layers):
-            if name in series:
-                color = colormaps["viridis"](0.9 * i / max(1, len(layers) - 1))
-                [lines[layer]] = panel.plot(x, series[name], color=color)
+        series = {name: [record[name] for record in records] for name in colors if name in records[0]}
+        for name, values in series.items():
+            [lines[name]] = panel.plot(x, values, color=colors[name])
         panel.axvline(x[best], color="0.5", linestyle=":", linewidth=1)
         panel.set_title(label)
         count_axis(panel.xaxis, clock.replace("_", " "))
         at_best = {name: values[best] for name, values in series.items()}
         numbers.append({"path": path, "best": x[best], "gates_at_best": at_best, clock: x, "gates": series})
     panels[0].set_ylabel("memory gate")
-    last_first = sorted(lines, reverse=True)
     panels[-1].legend(
-        [lines[layer] for layer in last_first],
-        last_first,
+        [lines[name] for name in reversed(colors)],
+        layers[::-1],
         title="layer\n(from 0)",
         loc="center left",
         bbox_to_anchor=(1.01, 0.5),
