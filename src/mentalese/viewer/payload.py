@@ -70,13 +70,10 @@ def payload(
         short, names = ["with thoughts", without], [names[0], f"{names[0]}, thoughts {control}"]
     elif len(names) > 1:
         title = f"{' and '.join(names)} on the same text"
-    counts: list[int | None] = [count_parameters(model.model)["total"] for model in models]
-    is_free = [not model.layout.questions for model in models]
+    readers: Sequence[Saved | None] = models or [None] * len(traces)
     drawn = [
-        _trace(trace, expected, free) | {"name": name, "short": label, "parameters": count}
-        for trace, free, name, label, count in zip(
-            traces, is_free or [False] * len(traces), names, short, counts or [None] * len(traces)
-        )
+        _trace(trace, reader, expected) | {"name": name, "short": label}
+        for trace, reader, name, label in zip(traces, readers, names, short)
     ]
     note = _add_gains(traces, drawn, control) if len(drawn) > 1 else ""
     return {
@@ -92,7 +89,7 @@ def payload(
     }
 
 
-def _trace(trace: ThoughtTrace, expected: str | None, is_free: bool) -> Drawn:
+def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Drawn:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
     about, written, answer = kind.about_thoughts, trace.written, None
@@ -102,7 +99,9 @@ def _trace(trace: ThoughtTrace, expected: str | None, is_free: bool) -> Drawn:
         pairs = zip(trace.tokens[written:], trace.special[written:])
         text = "".join(token for token, special in pairs if not special).strip()
         right = None if expected is None else final_answer(f"### {expected}")
-        final = free_answer(text, right) if is_free and right is not None else final_answer(text)
+        final = final_answer(text)
+        if right is not None and model is not None and not model.layout.questions:
+            final = free_answer(text, right)
         is_right = None if right is None else AnswerRule.of("", [right]).equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
 
@@ -113,6 +112,7 @@ def _trace(trace: ThoughtTrace, expected: str | None, is_free: bool) -> Drawn:
         "answer": answer,
         "windows": [list(window) for window in trace.windows],
         "model": trace.model,
+        "parameters": None if model is None else count_parameters(model.model)["total"],
         "about": about,
         "tokens": trace.tokens or [str(token) for token in trace.input_ids.tolist()],
         "special": trace.special or [False] * len(trace.input_ids),
