@@ -178,16 +178,11 @@ def test_the_beginning_is_what_the_tokenizer_adds(kind: str, base: Path) -> None
         assert names(tokenizer, beginning(tokenizer)) == FIRST.get(kind, [])
 
 
-def raw(saved: Saved) -> Saved:
-    """Return the model without its chat template, if it has one."""
-    return saved.without_chat() if saved.chat else saved
-
-
 def test_a_grown_model_reads_and_ends_as_its_base(kind: str, base: Path, tmp_path: Path) -> None:
     grow(str(base), "coconut", tmp_path / "grown")
     first, grown = mentalese.load(base, "cpu"), mentalese.load(tmp_path / "grown", "cpu")
     assert torch.equal(grown.encode(QUESTION)["input_ids"], first.encode(QUESTION)["input_ids"])
-    first, grown = raw(first), raw(grown)
+    first, grown = first.as_text(), grown.as_text()
     ids = grown.encode(QUESTION)["input_ids"]
     assert torch.equal(ids, first.encode(QUESTION)["input_ids"])
     plain = AutoTokenizer.from_pretrained(base)
@@ -313,7 +308,7 @@ def test_a_run_of_a_grown_model_keeps_the_beginning(
         evaluation=EvaluationConfig(max_documents=2, sample_tokens=2, batch_size=2, answer_tokens=4),
     )  # fmt: skip
     train(recipe, tmp_path / "run", show=False)
-    saved, plain = raw(mentalese.load(tmp_path / "run", "cpu")), AutoTokenizer.from_pretrained(base)
+    saved, plain = mentalese.load(tmp_path / "run", "cpu").as_text(), AutoTokenizer.from_pretrained(base)
     prompt = saved.encode(QUESTION)["input_ids"][0].tolist()
     first = plain.convert_tokens_to_ids(FIRST.get(kind, []))
     words = plain(QUESTION + "\n" * layout.questions, add_special_tokens=False)["input_ids"]

@@ -74,8 +74,8 @@ def run(options: Options) -> None:
         against = without.at(options.stage, options.latents)
     elif options.against is not None:
         against = load(options.against)
-    if options.raw and against is not None and against.chat:
-        against = against.without_chat()
+    if options.raw and against is not None:
+        against = against.as_text()
     settings: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
         "influence": options.influence,

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -28,7 +27,7 @@ from mentalese.evaluation.options import Questions
 from mentalese.models import hf
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
-from mentalese.models.generation import continuations, ends
+from mentalese.models.generation import continuations, stop_tokens
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
@@ -74,7 +73,7 @@ class MentaleseLM(LM):
 
     def __init__(self, saved: Saved, *, max_length: int | None = None, show: bool = False) -> None:
         super().__init__()
-        self.saved, self.show = dataclasses.replace(saved, chat=False), show  # as `text` of the protocol says
+        self.saved, self.show = saved.as_text(), show  # as `text` of the protocol says
         self.model, self.tokenizer, self.layout = saved.model, saved.tokenizer, saved.layout
         require(not self.layout.questions, "layout", self.layout.kind, "use a model of plain text, not of questions")
         self.special_ids = self.layout.special_ids(self.tokenizer)
@@ -121,7 +120,7 @@ class MentaleseLM(LM):
 
         A context that leaves no room for them loses its first tokens, as in lm-eval.
         """
-        texts, last_tokens = [], {*ends(self.model), self.special_ids["eos_token_id"]}
+        texts, last_tokens = [], {*stop_tokens(self.model, self.special_ids)}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
             options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings

@@ -144,11 +144,13 @@ def _options(saved: Saved, max_new_tokens: int, asked: dict[str, object]) -> dic
 
 
 def stops(model: LanguageModel, special: Mapping[str, int]) -> dict[str, object]:
-    """Return keywords of `generate`: the padding, and every end of a text in the model and in `Layout.special_ids`."""
-    return {
-        "pad_token_id": special["pad_token_id"],
-        "eos_token_id": sorted({*ends(model), special["eos_token_id"]}),
-    }
+    """Return keywords of `generate`: the padding, and `stop_tokens`."""
+    return {"pad_token_id": special["pad_token_id"], "eos_token_id": stop_tokens(model, special)}
+
+
+def stop_tokens(model: LanguageModel, special: Mapping[str, int]) -> list[int]:
+    """Return every token at which generation stops: ends of a text in the model and in `Layout.special_ids`."""
+    return sorted({*ends(model), special["eos_token_id"]})
 
 
 def ends(model: LanguageModel) -> list[int]:

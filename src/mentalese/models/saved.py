@@ -106,6 +106,10 @@ class Saved:
     def without_chat(self) -> Saved:
         """Return the model that continues prompts as they are, without its chat template, which it must have."""
         require(self.chat, "raw", True, f"prompts of {self.path} are not laid out by a chat template, remove it")
+        return self.as_text()
+
+    def as_text(self) -> Saved:
+        """Return the model that continues prompts as they are, whether or not it has a chat template."""
         return dataclasses.replace(self, chat=False)
 
     def on(self, source: str | None = None, **read: str | float | None) -> Saved:

@@ -94,7 +94,7 @@ def _prompt(saved: Saved, text: str) -> Tensor:
 def document_ids(saved: Saved, split: Split, number: int) -> Tensor:
     """Return the tokens [length] of a document of a split as `think` reads a text, without a chat template."""
     ids = split.tokens[split.documents[number] : split.documents[number + 1]].tolist()
-    return _prompt(dataclasses.replace(saved, chat=False), decode(ids, saved.tokenizer))[0]
+    return _prompt(saved.as_text(), decode(ids, saved.tokenizer))[0]
 
 
 def _add_influence(

@@ -447,8 +447,8 @@ class Run:
 
     def _result(self) -> RunResult:
         recipe, state = self.recipe, self.state
-        saved, bounded = load(self.out, self.parallel.device), recipe.evaluation.of_test()
-        saved = dataclasses.replace(saved, chat=False)  # samples continue a text, whatever its tokenizer's template
+        # Samples continue a text, whatever its tokenizer's template.
+        saved, bounded = load(self.out, self.parallel.device).as_text(), recipe.evaluation.of_test()
         saved = saved.scored_by(max_documents=bounded.max_documents, documents_seed=bounded.documents_seed)
         # In float32 whatever the run's precision, as `mentalese eval` scores.
         test = self.validation.score("test", saved, show=self.show, out=self.out / ANSWERS)
