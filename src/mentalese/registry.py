@@ -40,13 +40,11 @@ class Tested(TypedDict, total=False):
     Attributes:
         causal: fields of the config under which no prediction depends on later tokens, if the recipe's own do not.
         steady: fields under which training draws nothing at random.
-        steps: steps after which a batch is learnt by heart.
-        learning_rate: the rate at which it is learnt.
+        learning_rate: the rate at which a batch is learnt by heart.
     """
 
     causal: dict[str, str]
     steady: dict[str, int]
-    steps: int
     learning_rate: float
 
 

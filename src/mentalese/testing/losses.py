@@ -96,9 +96,9 @@ def test_a_small_batch_is_learnt_by_heart(case: Case) -> None:
     batch = case.batch()
     optimizer = torch.optim.AdamW(model.parameters(), lr=ways_of(case.recipe).get("learning_rate", 3e-3))
     torch.manual_seed(0)
-    # Masks hide other words at each step: learning a row takes longer, and one loss is a weak measure.
-    steps, share, averaged = (80, 0.35, 1) if model.causal else (250, 0.45, 20)
-    steps = ways_of(case.recipe).get("steps", steps)
+    # Masks hide other words at each step: learning a row takes longer, and one loss is a weak measure. The limits leave
+    # a margin: rounding differs from one processor to another, and with it the step at which a row is learnt.
+    steps, share, averaged = (160, 0.35, 1) if model.causal else (250, 0.45, 20)
     losses: list[float] = []
     while len(losses) < steps and not _is_learnt(losses, share, averaged):
         output = model.training_loss(batch)

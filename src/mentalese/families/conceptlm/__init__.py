@@ -24,11 +24,11 @@ FAMILY = Family(
         }
     },
     tested={
-        "conceptlm/tiny": {"steps": 150},
+        "conceptlm/tiny": {},
         "conceptlm/tiny-l1": {},
-        "conceptlm/tiny-context": {"steps": 100},
+        "conceptlm/tiny-context": {},
         # At 3e-3 and without a warm-up, three layers after the last make some seeds stop at the tokens' frequencies.
-        "conceptlm/tiny-mtp": {"steps": 100, "learning_rate": 1e-3},
+        "conceptlm/tiny-mtp": {"learning_rate": 1e-3},
         "conceptlm/tiny-neox": {},
         "conceptlm/tiny-llama": {},
     },
