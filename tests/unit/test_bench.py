@@ -22,7 +22,9 @@ from support import shrink
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", 181e12),
         ("NVIDIA L40S", 362e12),
+        ("NVIDIA H100 NVL", 835e12),
         ("AMD EPYC 7763", None),
     ],
 )
