@@ -15,7 +15,7 @@ class Options:
     """Adds latent thought to a trained Hugging Face decoder: writes a model of the family, and a recipe to train it.
 
     Attributes:
-        base: the decoder, a folder or hub:NAME.
+        base: the decoder, a folder, hub:NAME or gguf:FILE.
         family: what to grow: colar, coconut, codi, conceptlm, looped, or another family that grows.
         out: the new model's folder.
         mode: the family's kind of thought, if it has several (coconut, agclr, pause).
