@@ -216,6 +216,7 @@ def test_colar_is_rewarded_for_latents_and_for_their_end(
 ) -> None:
     recipe = override(get_recipe("colar/composition"), f"data.source={SOURCE}", "model.max_latents=3")
     opened = mentalese.load(saved(tmp_path / "model", recipe), "cpu")
+    opened.model.double()  # a processor's rounding of float32 is a thousandth of these gradients
     with torch.no_grad():  # so that thinking ends sooner and later
         opened.model.get_output_embeddings().weight[opened.model.config.latent_end_token_id] *= 8
     before, rows = copy.deepcopy(opened.model), {}
@@ -235,7 +236,7 @@ def test_colar_is_rewarded_for_latents_and_for_their_end(
         row["latents"] = rows["latents"][number]
         (-advantage * colar_objective(plain, row, noise) / len(rows["advantages"])).backward()
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-    assert distance(found, expected) < 1e-3
+    assert distance(found, expected) < 1e-4
 
 
 def test_questions_are_those_of_evaluation(example: Any, folder: Path, tmp_path: Path) -> None:
