@@ -88,6 +88,18 @@ def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, 
             assert row[1:] == split.tokens[at : at + len(row) - 1].tolist()
 
 
+@pytest.mark.parametrize("kind", ["packed", "marked"])
+def test_swapped_windows_are_of_different_documents(kind: str) -> None:
+    """Neighbouring windows of one document are nearly one text: their thoughts are no control of each other's."""
+    split = make_split(*[[12] * 6] * 5)
+    batches = batches_of(split, kind, 8, stride=7, batch_size=4)
+    assert len(batches) > 10
+    for batch in batches:
+        firsts = [int(row[row >= 0][0]) for row in batch["store_index"]]
+        documents = np.searchsorted(split.documents, firsts, side="right")
+        assert len(firsts) == 1 or (documents != np.roll(documents, 1)).all()
+
+
 @few
 @given(corpora, st.integers(2, 12), st.data(), st.sampled_from(["packed", "per_document"]))
 def test_joined_documents_are_scored_once_in_blocks(documents: Any, length: int, data: Any, kind: str) -> None:

@@ -27,13 +27,15 @@ def evaluation_batches(
     """Return a split's documents in batches of `Layout.assemble`, in which every lexical token has a label once.
 
     `evaluation.tokens="all"` also labels the ends of documents and, if there are markers, the ends of sentences. Rows
-    are sorted by length, the longest first. Only every n-th batch (`every`) estimates the cost of scoring.
+    are sorted by length, the longest first, and rows of one length by their place in their document: neighbours, whose
+    thoughts are swapped, are of different documents as far as possible. Only every n-th batch (`every`) estimates the
+    cost of scoring.
     """
     split, _, places = _drawn(split.map(np.asarray), evaluation)
     layout.special_ids(tokenizer)  # checks
     layout.check_evaluation(evaluation)
     rows = layout.evaluation_rows(split, evaluation)
-    order = np.lexsort((-rows.lengths, -layout.passes(rows)))
+    order = np.lexsort((rows.places(split), -rows.lengths, -layout.passes(rows)))
 
     def batch(chosen: Rows) -> Batch:
         assembled = layout.assemble(split, chosen, tokenizer, evaluation.tokens)

@@ -51,6 +51,11 @@ class Rows:
             return self.stop - self.start
         return self.target - self.start + self.gap + self.stop - self.rest
 
+    def places(self, split: Split) -> np.ndarray:
+        """Return the place of each row among the rows of its document, which follow each other."""
+        starts, at = (split.documents, self.target) if self.first is None else (split.document_segments, self.first)
+        return ordinals(np.unique(np.searchsorted(starts, at, side="right"), return_counts=True)[1])
+
     def lexical_targets(self, split: Split) -> np.ndarray:
         """Count the targets per row that are text, without sentence markers and the tokens around documents."""
         start, stop = self.target if self.rest is None else self.rest, self.stop

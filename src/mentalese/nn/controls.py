@@ -90,8 +90,8 @@ def controlled(
     """Return the thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
     Args:
-        control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, or
-            another window of a long one; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
+        control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, as
+            long as windows of several texts are left; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
             with their root mean square. Or any other `Control`.
         removed: the constant, a value or of a shape that fits.
         numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
