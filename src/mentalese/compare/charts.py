@@ -163,11 +163,13 @@ class Curve:
 def curve(model: int, label: str, runs: list[RunResult], x: str, y: str) -> Curve:
     """Return `y` against `x` (fields of a result's `curve`), thinned by averaging to at most `POINTS` points.
 
-    A loss is the next token's.
+    A loss is the next token's. The last points of all seeds are one point: they may end at different steps.
     """
     points = [map(by_next_token, run["curve"]) for run in runs]
     by_step = [{p["step"]: p for p in of if y in p and math.isfinite(p[y]) and math.isfinite(p[x])} for of in points]
-    steps = sorted(set.intersection(*(set(points) for points in by_step)))
+    for of in filter(None, by_step):
+        of[math.inf] = of.pop(max(of))
+    steps = sorted(set.intersection(*map(set, by_step)))
     across, down = (np.array([[points[step][name] for step in steps] for points in by_step]) for name in (x, y))
     stage = [by_step[0][step].get("stage") for step in steps]
     ends = [i for i, (one, following) in enumerate(pairwise(stage)) if one != following]
