@@ -112,7 +112,9 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     plain, thinking = compared["rows"]
     assert "ablation" not in plain
     folder = tmp_path / "thought_gestalt-tiny" / "seed-0"
-    assert thinking["ablation"] == ablation.run(load(folder)) == read_json(folder / "ablation.json")
+    fingerprint = read_json(folder / "result.json")["fingerprint"]
+    assert thinking["ablation"] == {"run": fingerprint} | ablation.run(load(folder))
+    assert thinking["ablation"] == read_json(folder / "ablation.json")
     print_comparison(compared)
     [removed] = [part for part in thinking["ablation"]["ablations"] if part["thoughts"] == "removed"]
     shown = f"{removed['difference']:+.3f} nats/token"
@@ -121,8 +123,10 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     assert shown in page
     assert cli.main(["ablate", str(folder), "--documents", "2", "--out", str(folder / "ablation.json")]) == 2
     assert "belongs to the run" in capsys.readouterr().err
-    part = ablation.run(load(folder), AblationOptions(documents=2))
-    write_json(folder / "ablation.json", part)  # of somebody who was here before
+    saved = load(folder)
+    saved.model.config.memory_size = 1
+    part = ablation.run(saved)
+    write_json(folder / "ablation.json", part)  # of somebody who was here before, and scored the same documents
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
     assert read_json(folder / "ablation.json") == json.loads(json.dumps(part))
     write_json(folder / "ablation.json", thinking["ablation"])

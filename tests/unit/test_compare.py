@@ -424,21 +424,29 @@ def test_a_report_says_by_how_much_runs_miss_the_budget(tmp_path: Path) -> None:
         ) is words
 
 
-def test_models_scored_on_other_tokens_have_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class OnMore(FakeTrainer):
-        """One recipe is scored on twice the tokens."""
+@pytest.mark.parametrize(
+    "other",
+    [{"tokens": 100}, {"protocol": {"documents": 20, "documents_seed": 0, "documents_available": 6999}}],
+    ids=["more", "drawn from fewer"],
+)
+def test_models_scored_on_other_tokens_have_no_ratio(
+    other: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = {"tokens": 50, "protocol": {"documents": 20, "documents_seed": 0, "documents_available": 7000}}
+
+    class OnOthers(FakeTrainer):
+        """One recipe is scored on other tokens."""
 
         def __call__(self, recipe: Recipe, out: Path, *, resume: bool, show: bool) -> dict[str, Any]:
             result = super().__call__(recipe, out, resume=resume, show=show)
-            tokens = 100 if recipe.name == "b/x" else 50
-            return result | {"test": result["test"] | {"tokens": tokens}}
+            return result | {"test": result["test"] | same | (other if recipe.name == "b/x" else {})}
 
-    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=OnMore(SCORES))
+    result = compare([recipe("a/x"), recipe("b/x")], tmp_path, show=False, train=OnOthers(SCORES))
     print_comparison(result)
     assert [row["ratio"] for row in result["rows"]] == [1.0, None]
     said = capsys.readouterr().out
     assert "not comparable with a/x" in said
-    assert "scored on different numbers of tokens, and so are not ranked" in said
+    assert "scored on different tokens, and so are not ranked" in said
     assert "not comparable<small>with a/x" in (tmp_path / "report.html").read_text()
 
 
@@ -498,7 +506,7 @@ def test_one_question_more_with_each_seed_is_no_proof() -> None:
     assert paired_t_test(before, before, step=1 / 100).p == 1
 
     def runs(values: list[float]) -> list[dict[str, Any]]:
-        return [{"test": {"accuracy": value, "questions": 100}} for value in values]
+        return [{"test": {"accuracy": value, "questions": 100, "protocol": {}}} for value in values]
 
     compared = paired_test(runs([value + 1 / 100 for value in before]), runs(before))
     assert compared is not None

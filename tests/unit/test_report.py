@@ -164,9 +164,9 @@ def test_models_that_scored_different_tokens_carry_a_warning() -> None:
     uneven["rows"][1]["runs"][0]["test"]["tokens"] += 1
     assert "compare bits per byte" in report(uneven)
     asked = questions()
-    assert "different numbers of questions" not in report(asked)
+    assert "different questions" not in report(asked)
     asked["rows"][1]["runs"][0]["test"]["questions"] -= 1
-    assert "The models answered different numbers of questions." in report(asked)
+    assert "The models answered different questions." in report(asked)
 
 
 def test_models_that_scored_different_tokens_are_not_ranked() -> None:
@@ -176,8 +176,7 @@ def test_models_that_scored_different_tokens_are_not_ranked() -> None:
     assert together(rows).winner() is None
     assert paired_test(rows[2]["runs"], rows[0]["runs"]) is None
     assert together(rows).headline() == (
-        "3 models that were scored on different numbers of tokens, and so are not ranked: test perplexity from 96.3 to "
-        "100.1."
+        "3 models that were scored on different tokens, and so are not ranked: test perplexity from 96.3 to 100.1."
     )
 
 
@@ -263,6 +262,16 @@ def test_long_curves_are_thinned_by_averaging() -> None:
     assert thin.x == sorted(thin.x)
     losses = [p["loss"] for p in runs[0]["curve"] if "loss" in p]
     assert sum(thin.y) / len(thin.y) == pytest.approx(sum(losses) / len(losses))
+
+
+def test_a_curve_ends_with_every_seeds_last_validation() -> None:
+    """Seeds of sentence streams read their tokens in slightly different numbers of steps."""
+    runs = [run("a", 50.0, seed=seed) for seed in range(2)]
+    for number, one in enumerate(runs):
+        one["curve"][-1]["step"] += number
+        one["curve"][-1]["validation_perplexity"] = 10.0 + number
+    drawn = curve(0, "a", runs, "tokens", "validation_perplexity")
+    assert (drawn.y[-1], drawn.low[-1], drawn.high[-1]) == (10.5, 10.0, 11.0)
 
 
 def test_training_curve_is_the_next_tokens_loss() -> None:

@@ -58,7 +58,7 @@ _FITTED_STEPS, _LENGTHS_TRIED = 256, 16  # the same where a length is fitted, an
 _SHARED = (
     *(("data", name) for name in ("source", "text_column", "detokenizer", "tokenizer", "train_tokens", "held_out")),
     *(("evaluation", name) for name in ("tokens", "joined", "metric")),
-    *(("evaluation", name) for name in ("answer_tokens", "answer_rule", "max_test_documents")),
+    *(("evaluation", name) for name in ("answer_tokens", "answer_rule", "max_test_documents", "documents_seed")),
 )
 
 # What is set for all runs if tokens or FLOPs are matched.
@@ -433,16 +433,15 @@ def _add_ablations(rows: Sequence[Row], out: Path, show: bool) -> None:
         folder = run_folder(out, row.name, run["seed"])
         path = folder / "ablation.json"
         result = read_json(path) if path.is_file() else {}
-        # `mentalese ablate` may have written one of other or less text.
-        whole = "test", run["data_hash"], run["test"]["protocol"].get("documents")
-        size = result.get("questions", result.get("documents"))
-        if (result.get("split"), result.get("data_hash"), size) != whole:
+        # `mentalese ablate` may have written one of another text or other fields of the config: it names no run.
+        if result.get("run") != run["fingerprint"]:
             saved = load(folder)
             if not has_own_thoughts(saved.model.config):
                 continue
             protocol = Recipe.from_dict(run["config"]).evaluation.of_test()
             saved = saved.scored_by(documents_seed=protocol.documents_seed)
-            result = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
+            found = ablation.run(saved, AblationOptions(documents=protocol.max_documents), show=show)
+            result = {"run": run["fingerprint"]} | found
             if not path.exists():
                 write_json(path, sealed(result))
         row.ablation = result

@@ -192,7 +192,7 @@ class Comparison:
         last, models, names = order[-1], len(order), f"test {best.metric.name}"
         if not scored_alike(self.runs):
             return (
-                f"{models} models that were scored on different numbers of {best.metric.counted}, and so are not "
+                f"{models} models that were scored on different {best.metric.counted}, and so are not "
                 f"ranked: {names} from {best.figure} to {last.figure}."
             )
         test, sure = paired_test(best.runs, second.runs, self.confidence), f"{100 * self.confidence:g}%"
@@ -227,7 +227,7 @@ def paired_test(
     """Test runs against runs of another recipe, seed by seed.
 
     The test compares accuracies, or nats per token (the logarithms of perplexities). Return `None` for fewer than three
-    seeds, or if the runs were scored on different numbers of tokens or questions.
+    seeds, or if the runs were scored on different tokens or questions.
     """
     if min(len(runs), len(reference)) < SEEDS_FOR_A_TEST or not scored_alike([*runs, *reference]):
         return None
@@ -237,9 +237,10 @@ def paired_test(
 
 
 def scored_alike(runs: Sequence[RunResult]) -> bool:
-    """Test if all runs were scored on as many tokens, or questions."""
+    """Test if all runs were scored on as many tokens, or questions, of the same documents."""
     counted = metric_of(runs[0]["test"]).counted
-    return len({run["test"][counted] for run in runs}) == 1
+    drawn = ("documents_seed", "documents_available")
+    return len({(test[counted], *map(test["protocol"].get, drawn)) for test in (run["test"] for run in runs)}) == 1
 
 
 def significance(p: float, n: int) -> str:

@@ -149,6 +149,7 @@ class EvaluationConfig:
         return np.sort(np.random.default_rng(seed).choice(available, count, replace=False))
 
     def how_many(self, available: int) -> dict[str, int]:
-        """Return the number of documents that are scored and the seed of their choice, if there is one."""
+        """Return the number of documents that are scored; of a random choice also the seed, and how many there were."""
         count, seed = self.documents(available), self.documents_seed
-        return {"documents": count} | ({} if seed is None or count == available else {"documents_seed": seed})
+        drawn = {} if seed is None or count == available else {"documents_seed": seed, "documents_available": available}
+        return {"documents": count} | drawn
