@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,8 @@ from mentalese.models.scoring import Perplexity
 from mentalese.training import loop
 from mentalese.training.loop import Run, train
 from mentalese.training.parallel import Parallel, gradient_shares
-from mentalese.training.validation import openings
+from mentalese.training.signals import Interrupted
+from mentalese.training.validation import Validation, openings
 from support import (
     assert_same,
     checkpoint,
@@ -463,6 +465,34 @@ def test_resuming_removes_a_half_written_model(recipe: Recipe, finished: Path, t
         shutil.copytree(out / "model", out / remains)
     train(recipe, out, resume=True, show=False)
     assert contents(out).keys() == contents(finished).keys()
+
+
+def test_a_validation_that_was_cut_is_made_again_alike(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the last step's fast learning rate, which is not a weight; and memory is noted of the whole run."""
+    recipe = shrink(get_recipe("latent_thought/tiny"), corpus, steps=4, eval_every=2)
+    recipe = dataclasses.replace(recipe, phases=(Phase(model={"fast_learning_rate": (0.1, 2.0)}),))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(recipe, whole, show=False)
+
+    def stop(*_: object, **__: object) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Validation, "score", stop)
+        patched.setattr(loop, "peak_memory", lambda _: 10**15)
+        with pytest.raises(Interrupted):
+            train(recipe, cut, show=False)
+    resumed = train(recipe, cut, resume=True, show=False)
+    rates, expected = (
+        [record["validation"]["protocol"]["inference"] for record in metrics(out) if "validation" in record]
+        for out in (cut, whole)
+    )
+    assert rates == expected
+    assert rates[0] != rates[1]
+    assert resumed["test"] == read_json(whole / "result.json")["test"]
+    assert resumed["peak_memory_bytes"] == 10**15
 
 
 def test_one_process_at_a_time_trains_in_a_folder(

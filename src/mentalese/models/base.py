@@ -168,6 +168,9 @@ class LanguageModel(_Module):
         """Return the settings of `training_loss` that phases may change, each with its least and its largest value."""
         return {}
 
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Keep those settings of a step that scores and saved models use too: by default none."""
+
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the mean next-token cross-entropy of a batch, in nats.
 

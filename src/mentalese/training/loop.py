@@ -96,6 +96,7 @@ class State:
     validation_due: bool = False
     flops: int = 0
     seconds: float = 0.0
+    peak_memory: int | None = None
 
 
 def train(recipe: Recipe, out: Path, *, resume: bool = False, show: bool = True) -> RunResult:
@@ -160,7 +161,6 @@ class Run:
             self.step = wrap(step, parallel, recipe.train.parallel, whole)
             self.optimizer = build_optimizer(self.model.parameters(), recipe.optimizer)
         forget_peak_memory(parallel.device)
-        self.peak_memory: int | None = None
         self.released = time.perf_counter()  # the last time that free memory was returned
         self.flops = 0  # on this rank, since the last log line
         self.buffer = LogBuffer()
@@ -178,7 +178,7 @@ class Run:
                         self.log = stack.enter_context(tracked(self.recipe, self.out, self.state.step))
                     stack.callback(self.checkpoints.wait)
                     self._steps()
-                    self.peak_memory = peak_memory(self.parallel.device)
+                    self._note_memory()
                 try:
                     with self.signals.at_once():
                         return self._finish()
@@ -198,6 +198,7 @@ class Run:
         self.checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
         if resume and self.checkpoints.latest() is not None:
             self.state = State(**self.checkpoints.load(self.model, self.optimizer))
+            self.model.keep_settings(self.plan.settings(max(self.state.step - 1, 0)))
             if saved_about(self.out).get("step") != self.state.best_step:
                 # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
@@ -408,7 +409,13 @@ class Run:
             "command": provenance.command(),
         } | {name: self.store.meta[name] for name in ("left_out",) if name in self.store.meta}
 
+    def _note_memory(self) -> None:
+        """Note the peak of all processes that trained the run, one after the other."""
+        if (peak := peak_memory(self.parallel.device)) is not None:
+            self.state.peak_memory = max(peak, self.state.peak_memory or 0)
+
     def _write_checkpoint(self) -> None:
+        self._note_memory()
         self.checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
 
     def _save_model(self, figure: SplitResult) -> None:
@@ -469,7 +476,7 @@ class Run:
             "train_flops_per_token": state.flops / tokens,
             "seconds": state.seconds,
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in records if "loss" in r),
-            **({} if self.peak_memory is None else {"peak_memory_bytes": self.peak_memory}),
+            **({} if state.peak_memory is None else {"peak_memory_bytes": state.peak_memory}),
             "validation": best,
             "test": test.to_dict(),
             "samples": [{"prompt": prompt, "text": text} for prompt, text in zip(self.prompts, texts)],

@@ -10,6 +10,7 @@ hidden size. Rows are packed: they begin at their first token, and padding comes
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -131,6 +132,11 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
             return {}
         return {"fast_learning_rate" if self.encoder is None else "kl_weight": (0, math.inf)}
 
+    def keep_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write the last fast learning rate of training to the config, for scores and saved models."""
+        rate = settings.get("fast_learning_rate") if self.encoder is None else None
+        self.config.fast_learning_rate = inference_config(self, fast_learning_rate=rate).fast_learning_rate
+
     def training_loss(self, batch: Batch, **settings: Any) -> LossOutput:
         """Return the loss of Algorithm 1: fast learning of thoughts, then the mean cross-entropy given a draw of them.
 
@@ -139,8 +145,8 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         per target, given a draw from its posterior (Eq. 5).
 
         Args:
-            settings: `fast_learning_rate`, which is written to the config, so that scores and saved models use the last
-                rate of training; `kl_weight`, the weight of the KL in an encoder's ELBO, 1 by default.
+            settings: `fast_learning_rate`, see `keep_settings`; `kl_weight`, the weight of the KL in an encoder's ELBO,
+                1 by default.
 
         Raises:
             FloatingPointError: an ELBO is not finite; the message names step and row.
@@ -151,13 +157,12 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
         (name,) = self.training_settings()
         value = settings.pop(name, None)
         self.refuse(settings)
-        used = inference_config(self, **({name: value} if self.encoder is None else {}))
-        config.fast_learning_rate = used.fast_learning_rate
+        self.keep_settings({name: value})
         x, packed = self.read(batch["input_ids"], batch.get("attention_mask"))
         targets = packed.rows.targets(batch["labels"])
         trained = [p for p in self.parameters() if p.requires_grad]  # only the weights of an adapter, if there is one
         weights = trained if config.slow_grad == "accumulate" else None
-        posterior, gradients = fit(self, x, packed, targets, used, seed=shared_seed(), weights=weights, together=True)
+        posterior, gradients = fit(self, x, packed, targets, config, seed=shared_seed(), weights=weights, together=True)
         z = controlled(posterior.sample(), config.thought_control)
         hidden = self.decode(x, z, packed)
         weight = (targets != IGNORED).sum().float()
