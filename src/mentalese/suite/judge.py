@@ -66,8 +66,15 @@ def judge(
         [run_folder(folder, method.recipe.name, run["seed"]) for run in row["runs"]]
         for method, row in zip(task.methods, rows, strict=True)
     ]
+    # A bound has no bits with ends, and then the twin and the controls of its family are read without them too.
+    bounded = {
+        method.family
+        for method, row in zip(task.methods, rows)
+        if task.is_corpus and any(run["test"]["bits_per_byte_with_ends"] is None for run in row["runs"])
+    }
     scores = [
-        [score(task, path, run["test"]) for path, run in zip(paths, row["runs"])] for paths, row in zip(folders, rows)
+        [score(task, path, run["test"], ends=method.family not in bounded) for path, run in zip(paths, row["runs"])]
+        for method, paths, row in zip(task.methods, folders, rows)
     ]
     levels = Levels(**earlier["levels"]) if earlier else levels_of(task, statistics.fmean(scores[0]))
     methods: list[Judged] = []
@@ -204,10 +211,9 @@ def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     tests = method.get("against", {})
     if _is_untrained(method):
         return "not trained"
-    if not {"twin", "control"} <= {rival["role"] for rival in methods if rival["name"] in tests}:
-        return "undecided"
+    compared = {rival["role"] for rival in methods if rival["name"] in tests}
     if all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values()):
-        return "better"
+        return "better" if {"twin", "control"} <= compared else "undecided"
     if any(
         test and test.get("decided", test["conclusive"]) and not (test["conclusive"] and test["difference"] > 0)
         for test in tests.values()
@@ -242,19 +248,16 @@ def answer_levels(levels: Levels) -> Levels:
     return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
 
 
-def score(task: SuiteTask, run: Path, test: Judged) -> float:
-    """Return the score of a run in the unit of its task: accuracy, nats per scored token, or bits per byte."""
+def score(task: SuiteTask, run: Path, test: Judged, *, ends: bool = True) -> float:
+    """Return the score of a run in the unit of its task: accuracy, nats per scored token, or bits per byte.
+
+    On a corpus `ends` of documents and sentences are paid for too.
+    """
     if task.is_corpus:
-        return _paid_bits(test)
+        return float(test["bits_per_byte_with_ends" if ends else "bits_per_byte"])
     if task.scored == "all":
         return float(test[metric_of(test).tested])
     return part_nats(run, task)
-
-
-def _paid_bits(result: Judged) -> float:
-    """Return bits per byte with ends paid for; a bound has none, and its models receive no ends."""
-    paid = result["bits_per_byte_with_ends"]
-    return float(result["bits_per_byte"] if paid is None else paid)
 
 
 def further_score(task: SuiteTask, name: str, run: Path) -> float:
@@ -264,7 +267,8 @@ def further_score(task: SuiteTask, name: str, run: Path) -> float:
     options = {option: str(value) for option, value in task.further[name].items()}
     if stored.get(name, {}).get("options") != options:
         [result] = evaluate(load(run), checked("", EvaluationOptions, task.further[name], parse=True)).values()
-        score = float(result["acc"]) if "acc" in result else _paid_bits(result)
+        bits = result.get("bits_per_byte_with_ends")
+        score = float(result["acc"] if "acc" in result else result["bits_per_byte"] if bits is None else bits)
         stored |= {name: {"options": options, "score": score}}
         write_json(path, sealed(stored))
     return float(stored[name]["score"])
