@@ -86,7 +86,9 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
 # -- scaling of training -----------------------------------------------------------------------------------------------
 
 
-def finished(path: Path, perplexities: list[float], text: str = "d", **fields: Any) -> Path:
+def finished(
+    path: Path, perplexities: list[float], text: str = "d", estimator: str = "elbo-bound", **fields: Any
+) -> Path:
     """A run's result, with the fields that the figure reads."""
     points = [
         {"step": step, "tokens": 100 * step, "flops": 1000 * step, "validation_perplexity": perplexity}
@@ -95,7 +97,7 @@ def finished(path: Path, perplexities: list[float], text: str = "d", **fields: A
     written = {
         "recipe": "latent_thought/x",
         "data_hash": text,
-        "test": {"perplexity": perplexities[-1]},
+        "test": {"perplexity": perplexities[-1], "tokens": 500, "protocol": {"estimator": estimator}},
         "curve": [{"step": 0, "tokens": 50, "flops": 500, "loss": 5.0}, *points],
         "config": {"model": {"model_type": "ltm", "num_hidden_layers": 6, **fields}},
     }
@@ -108,7 +110,7 @@ def test_perplexity_is_drawn_by_fast_steps_tokens_and_flops(tmp_path: Path) -> N
         finished(tmp_path / "a.json", [9.0, 6.0], num_latents=24, fast_steps=32),
         finished(tmp_path / "b.json", [9.0, 8.0], num_latents=24),
         finished(tmp_path / "c.json", [9.0, 5.0], num_latents=96, fast_steps=64),
-        finished(tmp_path / "d.json", [20.0, 10.0], num_latents=0),
+        finished(tmp_path / "d.json", [20.0, 10.0], estimator="exact", num_latents=0),
     ]
     found = draw("scaling", *runs, out=tmp_path / "scaling.svg")["runs"]
     assert [(run["latents"], run["fast_steps"], run["test_perplexity"]) for run in found] == [
@@ -120,6 +122,8 @@ def test_perplexity_is_drawn_by_fast_steps_tokens_and_flops(tmp_path: Path) -> N
     assert found[0]["curve"] == {"tokens": [100, 200], "flops": [1000, 2000], "perplexity": [9.0, 6.0]}
     with pytest.raises(InputError, match=r"other.json.*another text than .*a.json"):
         draw("scaling", runs[0], finished(tmp_path / "other.json", [9.0], "e"), out=tmp_path / "no.svg")
+    with pytest.raises(InputError, match="perplexities are elbo-bound and prefix, use runs of the same estimator"):
+        draw("scaling", runs[0], finished(tmp_path / "p.json", [9.0], estimator="prefix"), out=tmp_path / "no.svg")
     with pytest.raises(InputError, match="use runs of Latent Thought Models"):
         draw("scaling", finished(tmp_path / "gpt2.json", [9.0], model_type="gpt2"), out=tmp_path / "no.svg")
 

@@ -332,12 +332,15 @@ def _line(panel: Axes, scores: Numbers, name: str, trained: int, style: Numbers)
 def scaling(paths: list[str]) -> Drawing:
     """Draw test perplexity by T_fast, and validation perplexity over tokens and FLOPs, of finished runs.
 
-    Perplexities of runs with thoughts are bounds; runs without thoughts are dashed.
+    Runs without thoughts are dashed. All runs were scored on the same tokens, and with thoughts by one estimator.
     """
     runs = [_trained(path) for path in paths]
     for run in runs:
-        remedy = f"it has another text than {runs[0]['path']}, use runs of the same text"
+        remedy = f"it was scored on another text than {runs[0]['path']}, use runs of the same text"
         require(run["text"] == runs[0]["text"], "the figure's path", run["path"], remedy)
+    estimators = {run["estimator"] for run in runs if run["latents"]}
+    remedy = f"their perplexities are {' and '.join(sorted(estimators))}, use runs of the same estimator"
+    require(len(estimators) < 2, "the figure's path", " ".join(paths), remedy)
     picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
     sizes: dict[tuple[int, int], list[Numbers]] = {}
     for run in runs:
@@ -371,7 +374,9 @@ def scaling(paths: list[str]) -> Drawing:
         plain_ticks(panel.yaxis)
     handles, names = by_tokens.get_legend_handles_labels()
     picture.legend(handles, names, loc="outside right center", fontsize=7)
-    footnote(picture, "perplexities of runs with thoughts are upper bounds")
+    if estimators:
+        kind = "upper bounds" if estimators == {"elbo-bound"} else f"of the estimator {''.join(estimators)}"
+        footnote(picture, f"perplexities of runs with thoughts are {kind}")
     return picture, {"runs": runs}
 
 
@@ -387,7 +392,8 @@ def _trained(path: str) -> Numbers:
     return {
         "path": path,
         "recipe": result["recipe"],
-        "text": result["data_hash"],
+        "text": [result["data_hash"], result["test"]["tokens"]],
+        "estimator": result["test"]["protocol"]["estimator"],
         "layers": config.num_hidden_layers,
         "latents": config.num_latents,
         "fast_steps": config.fast_steps,
