@@ -145,13 +145,10 @@ def test_every_wrong_family_fails_in_the_right_test(tmp_path: Path) -> None:
     assert not failed["as_it_is"], done.stdout
 
 
-def test_the_template_is_the_example() -> None:
-    example = ROOT / "examples" / "family" / EXAMPLE
-    templates = list((TEMPLATE / EXAMPLE).glob("*.txt"))
-    assert {path.name for path in example.glob("*.py")} == {path.stem for path in templates}
-    for path in templates:
-        assert path.read_text() == (example / path.stem).read_text(), path.name
-    assert len((example / "model.py").read_text().splitlines()) < 50
+def test_a_new_family_is_small() -> None:
+    lines = {path.stem: len(path.read_text().splitlines()) for path in (TEMPLATE / EXAMPLE).glob("*.txt")}
+    assert lines["model.py"] < 50
+    assert sum(lines.values()) <= 80
 
 
 def test_a_new_family_is_installed_checked_and_trained(tmp_path: Path, corpus: Path) -> None:
