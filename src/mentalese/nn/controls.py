@@ -91,8 +91,8 @@ def controlled(
 
     Args:
         control: `removed`: a constant. `swapped`: the thoughts of another row of the batch, which is another text, as
-            long as windows of several texts are left; in a batch of one row, the constant. `noisy`: the thoughts plus normal noise
-            with their root mean square. Or any other `Control`.
+            long as windows of several texts are left; in a batch of one row, the constant. `noisy`: the thoughts plus
+            normal noise with their root mean square. Or any other `Control`.
         removed: the constant, a value or of a shape that fits.
         numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
             thought of every row.

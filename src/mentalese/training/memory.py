@@ -31,12 +31,11 @@ class LiveBytes(TorchDispatchMode):
 
     Attributes:
         live: bytes of tensors that are still needed.
-        peak: the largest `live` so far.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.live = self.peak = 0
+        self.live = 0
         self._known = [x.untyped_storage() for x in known]  # stored, or another tensor could get the same address
         self._seen: dict[int, object] = {storage._cdata: None for storage in self._known}
 
@@ -47,7 +46,6 @@ class LiveBytes(TorchDispatchMode):
         for storage in (x.untyped_storage() for x in tree_leaves(result) if isinstance(x, Tensor)):
             if storage._cdata not in self._seen:
                 self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
                 gone = partial(self._remove, storage._cdata, storage.nbytes())
                 self._seen[storage._cdata] = weakref.ref(storage, gone)
         return result

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from mentalese.data.batch import Batch
-from mentalese.errors import InputError
 from mentalese.families.conceptlm.chunks import Chunks
 from mentalese.families.conceptlm.codebook import Codebook, Usage, mix, nearest_codes, quantisation_loss, usage
 from mentalese.families.conceptlm.config import ConceptLMConfig
@@ -381,18 +379,6 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
                 f"codebook 'mlp', a lower learning rate or fewer codes (num_codes is {self.config.num_codes})",
                 stacklevel=2,
             )
-
-    @torch.no_grad()
-    def codebook_usage(self, batches: Iterable[Batch]) -> Usage:
-        """Return the use of each segment's codes over a text, for a model with a codebook."""
-        if self.codebook is None:
-            raise InputError("conceptlm.codebook is None: the model has no codes to count")
-        counts = torch.zeros(self.config.segments, self.config.num_codes, dtype=torch.long)
-        for batch in batches:
-            concepts = self.encode(batch["input_ids"], batch.get("attention_mask")).concepts
-            assert concepts is not None
-            counts += usage(concepts.chosen, self.config.num_codes).counts.cpu()
-        return Usage(counts)
 
     def _chunks(self, batch: Batch) -> Chunks:
         mask = batch.get("attention_mask")
