@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from mentalese import Recipe, get_recipe, load, override, recipes
+from mentalese import Recipe, get_recipe, load, open_recipe, override, recipes
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
@@ -23,6 +24,7 @@ from mentalese.families.codi.layout import QuestionPairs
 from mentalese.families.codi.model import CodiForCausalLM, distilled_tokens
 from mentalese.families.codi.plain import Codi, Pair
 from mentalese.models.build import build_model
+from mentalese.models.grow import grow
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -307,6 +309,24 @@ def test_whatever_is_scored_or_asked_is_a_student(tiny: Recipe) -> None:
 def test_a_layout_without_pairs_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         QuestionPairs(**fields)
+
+
+def test_a_base_that_divides_the_mark_can_be_grown_and_trained(
+    tiny: Recipe, tokenizer: Any, corpus: Path, tmp_path: Path
+) -> None:
+    assert len(tokenizer.encode(QuestionPairs.mark, add_special_tokens=False)) == 3
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **SIZES)).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    grow(str(tmp_path / "base"), "codi", tmp_path / "grown")
+    recipe = open_recipe(tmp_path / "grown" / "recipe.json")
+    recipe = dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(tiny.data, tokenizer=recipe.data.tokenizer),
+        layout=dataclasses.replace(recipe.layout, batch_size=2, sequence_length=1024),
+        train=dataclasses.replace(recipe.train, steps=1, epochs=None),
+        evaluation=dataclasses.replace(recipe.evaluation, max_documents=1, max_test_documents=1),
+    )
+    assert train(recipe, tmp_path / "run", show=False)["steps"] == 1
 
 
 def test_a_tokenizer_without_the_mark_is_refused(tiny: Recipe) -> None:

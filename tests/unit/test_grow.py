@@ -243,6 +243,11 @@ def test_grown_models_predict_as_their_base(words: str, base: Path, tmp_path: Pa
     assert torch.equal(grown(ids).logits[..., :known], plain(ids).logits[..., :known])
 
 
+def test_a_grown_colar_has_room_for_an_answer_after_its_latents(base: Path, tmp_path: Path) -> None:
+    grow(str(base), "colar", tmp_path / "out", max_latents=100)
+    assert open_recipe(tmp_path / "out" / "recipe.json").evaluation.answer_tokens == 164
+
+
 def test_a_grown_folder_can_be_moved(base: Path, tmp_path: Path) -> None:
     grow(str(base), "codi", tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "moved")

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from mentalese.data.builtin import stdlib
-from mentalese.data.layouts import Packed
+from mentalese.data.layouts import Packed, layout_class
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
 from mentalese.files import RECORD, check_files, check_folder_place, read_json, sha256, write_json
@@ -61,9 +61,11 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     require(not (out.exists() and any(out.iterdir())), "out", str(out), "it is not empty, use another folder")
     inner, tokenizer = load_model(base)
     recipe = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
-    config = recipe["model"]
+    config, mark = recipe["model"], layout_class(recipe.get("layout", {}).get("kind", Packed.kind)).mark
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
+    if mark is not None and len(marked.encode(mark, add_special_tokens=False)) > 1:
+        marked.add_tokens([mark])
     if (size := inner.get_input_embeddings().num_embeddings) > len(marked):  # tables are padded: Pythia's by 27 rows
         config.setdefault("vocab_size", size)
     model = build_model(config, marked, seed)
@@ -138,9 +140,9 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     """Copy the weights of a saved model into a new one of the same class, or into the decoder inside a new one.
 
     Embeddings are copied token by token; rows that belong to no token are copied as they are. A token that the saved
-    model lacks starts as the mean of all, a latent marker as the token that begins a calculation, `<<`. Parts that the
-    saved model lacks stay as they are, or start as the model's `start_from_backbone` sets them. If the saved model has
-    several tokens that end a text, generation stops at each of them.
+    model lacks starts as the mean of all, or of the tokens of its text, a latent marker as the token that begins a
+    calculation, `<<`. Parts that the saved model lacks stay as they are, or start as the model's `start_from_backbone`
+    sets them. If the saved model has several tokens that end a text, generation stops at each of them.
 
     Args:
         deepen: a decoder with more layers than the saved one starts as `_deepen` makes it, and is not refused.
@@ -241,7 +243,8 @@ def _read_by(config: PreTrainedConfig) -> dict[str, object]:
 def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, path: str) -> list[list[int]]:
     """Return for each token the base's tokens whose mean its embedding starts as; an empty list means all of them."""
     base_tokens, vocabulary = base.get_vocab(), tokenizer.get_vocab()
-    strange = vocabulary.keys() - base_tokens.keys() - {*MARKERS, *LATENT_MARKERS.values()}
+    words = {token.content for token in tokenizer.added_tokens_decoder.values() if not token.special}
+    strange = vocabulary.keys() - base_tokens.keys() - {*MARKERS, *LATENT_MARKERS.values(), *words}
     remedy = f"its tokenizer lacks {len(strange)} tokens of data.tokenizer; set data.tokenizer to that model's own"
     require(not strange, "train.init", path, remedy)
     calculation = base(LIKENESS, add_special_tokens=False)["input_ids"]
@@ -251,4 +254,6 @@ def _rows(tokenizer: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, pat
             rows[index] = [base_tokens[token]]
         elif token in LATENT_MARKERS.values():
             rows[index] = calculation
+        elif token in words:
+            rows[index] = base(token, add_special_tokens=False)["input_ids"]
     return rows

@@ -44,6 +44,7 @@ class Layout(ABC):
         plain: text is running text without markers, and documents may be joined.
         questions: documents are a question, steps and an answer, so that answers can be scored.
         beginning: the beginning of a text, in words.
+        mark: text that is one token in rows; `mentalese grow` adds it to a tokenizer that divides it.
     """
 
     kind: ClassVar[str]
@@ -53,6 +54,7 @@ class Layout(ABC):
     plain: ClassVar[bool] = False
     questions: ClassVar[bool] = False
     beginning: ClassVar[str] = "after the beginning-of-text token"
+    mark: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
         if (kind := cls.__dict__.get("kind")) is not None:

@@ -44,6 +44,7 @@ class QuestionPairs(StudentQuestions):
     last_step: bool = False
 
     kind = "qa_pairs"
+    mark = MARK
 
     @property
     def teacher(self) -> QuestionAnswer:
@@ -69,7 +70,7 @@ class QuestionPairs(StudentQuestions):
         first = str(tokenizer.decode([opening])).strip()
         remedy = (
             f"the tokenizer begins an answer with {first!r}, and CODI distils the state of one token {MARK!r} before "
-            "it; use a data.tokenizer that has it, such as one trained on the questions"
+            "it; use a base from `mentalese grow`, or a data.tokenizer trained on the questions"
         )
         require(first == MARK, "layout", self.kind, remedy)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from mentalese.families.coconut.config import LatentsConfig
-from mentalese.recipe import Fields
-from mentalese.values import NonNegativeNumber, Positive
+from mentalese.recipe import EvaluationConfig, Fields
+from mentalese.values import NonNegativeNumber, Positive, checked
 
 
 def grown(backbone: Fields, **fields: object) -> Fields:
-    """Return a recipe whose backbone is this decoder."""
+    """Return a recipe whose backbone is this decoder; there is room for an answer after the most latents."""
+    latents = checked("max_latents", Positive, fields.get("max_latents", ColarConfig.max_latents))
     return {
         "model": {"model_type": "colar", "backbone": backbone} | fields,
         "layout": {"kind": "qa_compressed"},
         "train": {"epochs": 4},
-        "evaluation": {"metric": "accuracy"},
+        "evaluation": {"metric": "accuracy", "answer_tokens": latents + EvaluationConfig.answer_tokens},
     }
 
 
