@@ -52,6 +52,8 @@ def _curves(paths: list[str]) -> Drawing:
             curve = map(by_next_token, result["curve"])
             points = [(point[metric.clock], point[name]) for point in curve if name in point]
             axes.plot(*zip(*points), color=color, label=label, **style)
+            if len(points) == 1:  # which has no line
+                axes.plot(*points[0], color=color, marker=".")
             series[name] = [list(point) for point in points]
         if metric is ACCURACY:
             last = {point["stage"]: point["step"] for point in result["curve"] if "stage" in point}
@@ -70,7 +72,9 @@ def _curves(paths: list[str]) -> Drawing:
             )  # fmt: skip
         left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
         percent_axis(left.yaxis)
-        right.set(title="training loss, nats per token", ylim=(0, None))
+        right.margins(y=0.05)
+        right.set(title="training loss, nats per token")
+        right.set_ylim(bottom=0)
     else:
         # The steep start is cut off, or the ends, which readers compare, would get only a few pixels.
         left.set_yscale("log")

@@ -522,7 +522,7 @@ def _answers_by_product(saved: Saved) -> tuple[np.ndarray, np.ndarray]:
 
     group = _task(saved.data.source, Composition)
     if group is None:
-        raise InputError(f"the figure coconut/products needs {Composition.name}, use --source builtin:composition")
+        raise InputError(f"the figure coconut/products needs {Composition.name}, use --data builtin:composition")
     split = _split(saved, "test")
     donors = neighbours(saved, split)
     longest = group.length[1]

@@ -55,7 +55,7 @@ def compression(paths: list[str]) -> Drawing:
     percent_axis(left.yaxis)
     right.set(title="latents per answer", xlabel="factor c")
     left.legend(fontsize="x-small")
-    footnote(picture, f"first {QUESTIONS} questions of the test split")
+    footnote(picture, f"at most {QUESTIONS} questions, the first of the test split")
     return picture, numbers
 
 

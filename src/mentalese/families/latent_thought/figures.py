@@ -23,6 +23,7 @@ from mentalese.analyses.drawing import (
     batches,
     canvas,
     count_axis,
+    drawable,
     footnote,
     in_rows,
     interval_band,
@@ -166,7 +167,7 @@ def words(paths: list[str], text: str) -> Drawing:
 
 def _draw_words(numbers: Numbers) -> Picture:
     """Draw the reconstruction by number of layers and the text itself, with aligned words; wrong words are dots."""
-    every, right = numbers["words"], numbers["right"]
+    every, right = [drawable(word, len(word), "monospace") for word in numbers["words"]], numbers["right"]
     rows = [
         (f"thoughts of {i} of {len(right)} layers", f"{words:.0%} of words, {tokens:.0%} of tokens", correct)
         for i, words, tokens, correct in zip(

@@ -71,7 +71,7 @@ def turns(paths: list[str]) -> Drawing:
         percent_axis(left.yaxis)
     right.set(title="how far a turn moves the state", yscale="log")
     left.legend()
-    footnote(picture, f"first {DOCUMENTS} of the test split; dashed: the mean of training")
+    footnote(picture, f"at most {DOCUMENTS}, the first of the test split; dashed: the mean of training")
     return picture, numbers
 
 
@@ -107,7 +107,7 @@ def exits(paths: list[str]) -> Drawing:
     left.set(title="test perplexity", xlabel="mean turns")
     right.set(title="mean turns", xlabel="threshold: the exit's probability, or the share of the state's length")
     left.legend(fontsize=7)
-    footnote(picture, f"first {EXIT_DOCUMENTS} documents of the test split")
+    footnote(picture, f"at most {EXIT_DOCUMENTS} documents, the first of the test split")
     named = [{"label": label} | each for label, seeds in zip(labels, groups.values()) for each in seeds]
     return picture, {"models": named}
 

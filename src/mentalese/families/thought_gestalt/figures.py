@@ -17,6 +17,7 @@ from mentalese.analyses.drawing import (
     best_step,
     canvas,
     count_axis,
+    drawable,
     footnote,
     interval_band,
     line_style,
@@ -374,7 +375,7 @@ def memory(paths: list[str], text: str) -> Drawing:
         dark = abs(math.log2(ratio[i, j])) > 1.3
         weight = f"{100 * links[i, j]:.0f}"
         heat.text(j, i, weight, ha="center", va="center", fontsize=7, color="white" if dark else "0.2")
-    names = [sentence if len(sentence) <= WIDTH else f"{sentence[: WIDTH - 1]}…" for sentence in sentences]
+    names = [drawable(sentence, WIDTH) for sentence in sentences]
     heat.set_yticks(range(count), [f"{name}  {i}" for i, name in enumerate(names, 1)])
     heat.set_xticks(range(count), [str(i + 1) for i in range(count)])
     heat.set(xlabel="sentence in memory", title="attention to each sentence, %")
@@ -432,7 +433,7 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
                 asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
                 columns["influence (nats)"].append(nats[:i, asked + 1].tolist())
                 columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())
-    remedy = "it has no questions of builtin:recall, use --source builtin:recall"
+    remedy = "it has no questions of builtin:recall, use --data builtin:recall"
     require(bool(holders), "the figure's source", saved.data.source, remedy)
     return {
         name: {
