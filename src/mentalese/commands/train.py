@@ -21,7 +21,7 @@ class Options:
         recipe: a recipe's name or file.
         settings: section.field=value ...: other values of fields.
         out: the run's folder; runs/RECIPE if it is not given.
-        resume: resume the run in this folder.
+        resume: resume the run in this folder, or begin it if the folder has no checkpoint.
         dry_run: print size, cost and time of the run, and stop.
         flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
     """
