@@ -115,7 +115,7 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         return cause
-    place = first["loc"] if cls is not None else ()  # of a single value it names members of a union
+    place = _within(cls, first["loc"])
     name = section
     for part in place:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
@@ -124,7 +124,21 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     if first["type"] == "missing":
         return InputError(f"{name} is missing: set it", name)
     message = first["msg"].replace("Input should", "it should").removeprefix("Value error, ")
+    if first["type"] == "too_short":
+        message = f"set at least {first['ctx']['min_length']}"
     return InputError(f"{name} is {shown(first['input'])}: {message}", name)
+
+
+def _within(cls: type | None, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return pydantic's place of an error up to the field, without the name of the member of a union after it."""
+    hint: Any = cls
+    for number, part in enumerate(loc):
+        if isinstance(part, str):
+            kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+            if not kinds:
+                return loc[:number]
+            hint = typing.get_type_hints(kinds[0]).get(part)
+    return loc
 
 
 def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:

@@ -329,7 +329,7 @@ def test_flops_a_token_follow_the_curriculum() -> None:
 def test_models_of_different_sizes_are_refused(tmp_path: Path, corpus: Path) -> None:
     trainer = FakeTrainer(SCORES)
     recipes = [_real("a/x", corpus), _real("b/x", corpus, n_layer=3)]
-    with pytest.raises(InputError, match=r"of b/x is \d+: a/x has 4\d\.\d% fewer"):
+    with pytest.raises(InputError, match=r"of b/x is \d+: that is 4\d\.\d% more than a/x has"):
         compare(recipes, tmp_path, match="params", show=False, train=trainer)
     assert trainer.trained == []
     assert not any(tmp_path.iterdir())

@@ -379,7 +379,7 @@ def test_adapters_without_their_base_open_as_the_whole_model(
     [
         ({"lora_rank": 2}, "its adapters have lora_rank 4 and the run's 2"),
         ({"lora_alpha": 2}, "its adapters have lora_alpha 8 and the run's 2"),
-        ({"lora_targets": ("q_proj",)}, "its adapters are of another decoder or other targets"),
+        ({"lora_targets": ("q_proj",)}, "its adapters are of another decoder, other targets"),
         ({"lora_rank": None}, "train.adapter is '.*': set train.lora_rank too"),
     ],
 )

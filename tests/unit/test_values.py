@@ -20,6 +20,7 @@ class Settings:
     share: Share = 0.5
     names: Texts = ()
     kind: Literal["a", "b"] | None = None
+    seeds: Positive | Literal["auto"] = 1
     place: Place = Path("here")
 
     def __post_init__(self) -> None:
@@ -55,6 +56,7 @@ def test_values_from_python_have_their_types(fields: dict[str, Any], values: dic
         ({"names": "ab"}, "train.names"),
         ({"names": [1]}, "train.names[0]"),
         ({"kind": "c"}, "train.kind"),
+        ({"seeds": 0}, "train.seeds"),
         ({"kind": "b"}, "train.kind"),
         ({"stepz": 1}, "train.stepz"),
     ],

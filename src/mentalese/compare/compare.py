@@ -327,8 +327,8 @@ def _check_parameters(recipes: list[Recipe], tuned_fields: TunedFields, show: bo
     first, *others = [count_parameters(_outline(recipe, show)[0])["non_embedding"] for recipe in recipes]
     for recipe, count in zip(recipes[1:], others):
         off, field = count / first - 1, f"non-embedding parameters of {recipe.name}"
-        remedy = f"{recipes[0].name} has {abs(off):.1%} {'fewer' if off > 0 else 'more'}, and matching allows "
-        remedy += f"{PARAMETER_TOLERANCE:.0%}; change its model's sizes, or use match=tokens or match=flops"
+        remedy = f"that is {abs(off):.1%} {'more' if off > 0 else 'fewer'} than {recipes[0].name} has ({first}), and "
+        remedy += f"matching allows {PARAMETER_TOLERANCE:.0%}; change its model's sizes, or match tokens or FLOPs"
         require(abs(off) <= PARAMETER_TOLERANCE, field, count, remedy)
 
 

@@ -184,7 +184,8 @@ def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> 
     if not plain:
         kind, readers, further = _open_rows(spec, find_rows(path, ROW_SUFFIXES), text_column)
         return kind, readers, remarks + further
-    require(len(plain) == len(files), "data.source", spec, "it mixes .txt and other files, keep one kind")
+    other = next((file for file in files if not file.name.endswith(TEXT_SUFFIXES)), None)
+    require(other is None, "data.source", spec, f"it mixes .txt and other files ({other}), keep one kind")
     _refuse_column(spec, text_column)
     if whole or divided or (characters := length_of_few(plain)) is None:
         return "text", {split: partial(read_documents, parts) for split, parts in by_split.items()}, remarks

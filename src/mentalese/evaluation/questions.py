@@ -162,7 +162,8 @@ class QuestionPrompts:
             longest = int(lengths[room].max()) if room.any() else context
             # The end of a document, which its size includes, and one more token make an empty line.
             fitting = np.flatnonzero(sizes + 1 <= (context - self.limit - longest) // shots)
-        remedy = f"only {len(fitting)} of {usable} training records are short enough for the model's context, set fewer"
+        remedy = f"only {len(fitting)} of {usable} training records are short enough that so many fit into the model's "
+        remedy += "context, set fewer"
         require(len(fitting) > shots, "shots", shots, remedy)
         texts_before = []
         for document, question in self.questions.items():

@@ -95,7 +95,7 @@ def run(saved: Saved, *, show: bool = False) -> dict[str, object]:
     """
     names = list(single_token_names(saved.tokenizer))
     remedy = f"the probe needs two of {len(NAMES)} first names as one token, use a model with a larger vocabulary"
-    require(len(names) > 1, "names", names, remedy)
+    require(len(names) > 1, "the model", str(saved.path), remedy)
     scores = reversal_scores(saved, names, show=show)
     result: dict[str, object] = {
         "names": names,

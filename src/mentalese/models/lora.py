@@ -192,7 +192,8 @@ def load_adapter(folder: Path, model: LanguageModel) -> None:
     unknown += sorted(
         name for name, value in tensors.items() if name in parameters and value.shape != parameters[name].shape
     )
-    remedy = f"its adapters are of another decoder or other targets ({', '.join(unknown[:1])}); use the same"
+    remedy = "its adapters are of another decoder, other targets or a family that trains more beside them "
+    remedy += f"({', '.join(unknown[:1])}); use the same"
     require(not unknown, "train.adapter", str(folder), remedy)
     with torch.no_grad():
         for name, value in tensors.items():

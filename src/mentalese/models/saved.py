@@ -236,8 +236,8 @@ class Saved:
             store = dataclasses.replace(store, splits={split: store.splits["test"]})
         marked = add_markers(self.tokenizer, latents=(layout or self.layout).questions)
         if tokenizer_fingerprint(prepared) != tokenizer_fingerprint(marked):
-            remedy = "save the model's own, with its markers, in the model's folder"
-            raise InputError(f"the text was tokenised with {self.data.tokenizer}, another tokenizer: {remedy}")
+            remedy = "its tokens are of another tokenizer than the model's; make it with the model's, or pass the text"
+            raise InputError(f"data.source is {self.data.source!r}: {remedy}", "data.source")
         require(split in store.splits, "split", split, f"{self.data.source} has {', '.join(store.splits)}")
         return store
 
