@@ -72,9 +72,8 @@ def _curves(paths: list[str]) -> Drawing:
             )  # fmt: skip
         left.set(title="validation accuracy at the stage of training", ylim=(-0.02, 1.12))
         percent_axis(left.yaxis)
-        right.margins(y=0.05)
-        right.set(title="training loss, nats per token")
-        right.set_ylim(bottom=0)
+        losses = [y for run in numbers["runs"] for _, y in run["loss"] if math.isfinite(y)]
+        right.set(title="training loss, nats per token", ylim=(0, 1.05 * max(losses, default=1.0)))
     else:
         # The steep start is cut off, or the ends, which readers compare, would get only a few pixels.
         left.set_yscale("log")
