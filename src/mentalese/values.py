@@ -115,7 +115,7 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         return cause
-    place = _within(cls, first["loc"])
+    place = () if cls is None else _within(cls, first["loc"])  # of a single value it names members of a union
     name = section
     for part in place:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
@@ -129,7 +129,7 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     return InputError(f"{name} is {shown(first['input'])}: {message}", name)
 
 
-def _within(cls: type | None, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def _within(cls: type, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Return pydantic's place of an error up to the field, without the name of the member of a union after it."""
     hint: Any = cls
     for number, part in enumerate(loc):
