@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from mentalese.commands.options import RecipeName, Settings, names_before_options, read_options, read_recipe
@@ -21,7 +22,7 @@ class Options:
         recipe: a recipe's name or file.
         settings: section.field=value ...: other values of fields.
         out: the run's folder; runs/RECIPE if it is not given.
-        resume: resume the run in this folder, or begin it if the folder has no checkpoint.
+        resume: resume the run in this folder, or begin it if the folder contains none.
         dry_run: print size, cost and time of the run, and stop.
         flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
     """
@@ -52,6 +53,8 @@ def run_words(words: list[str]) -> None:
     from mentalese.training.loop import train
     from mentalese.training.parallel import is_main_process
 
+    if options.resume and not (out / "config.json").exists() and is_main_process():
+        print(f"{out} contains no run: it begins at step 0", file=sys.stderr)
     result = train(recipe, out, resume=options.resume)
     if is_main_process():
         print(

@@ -196,8 +196,6 @@ class Run:
             write_json(path, sealed(self._provenance() | {"recipe": self.recipe.to_dict()}))
         self.parallel.barrier()
         self.checkpoints = Checkpointer(self.out / "checkpoints", self.parallel, self.recipe.train.keep_checkpoints)
-        if resume and self.checkpoints.latest() is None and self.show:
-            print(f"{self.out} has no checkpoint: the run begins at step 0", file=sys.stderr)
         if resume and self.checkpoints.latest() is not None:
             self.state = State(**self.checkpoints.load(self.model, self.optimizer))
             self.model.keep_settings(self.plan.settings(max(self.state.step - 1, 0)))
