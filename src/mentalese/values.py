@@ -115,11 +115,12 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         return cause
-    place = () if cls is None else _within(cls, first["loc"])  # of a single value it names members of a union
+    unknown = first["type"] == "unexpected_keyword_argument"
+    place = first["loc"] if unknown else _within(cls, first["loc"])
     name = section
     for part in place:
         name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else str(part)
-    if first["type"] == "unexpected_keyword_argument":
+    if unknown:
         return InputError(f"{name}: no such field{nearest(place[-1], _fields_at(cls, place[:-1]))}", name)
     if first["type"] == "missing":
         return InputError(f"{name} is missing: set it", name)
@@ -129,25 +130,21 @@ def _input_error(error: ValidationError, section: str, cls: type | None) -> Inpu
     return InputError(f"{name} is {shown(first['input'])}: {message}", name)
 
 
-def _within(cls: type, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Return pydantic's place of an error up to the field, without the name of the member of a union after it."""
-    hint: Any = cls
+def _within(cls: type | None, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Return pydantic's place of an error in a dataclass, up to the field: members of a union are named after it."""
     for number, part in enumerate(loc):
-        if isinstance(part, str):
-            kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-            if not kinds:
-                return loc[:number]
-            hint = typing.get_type_hints(kinds[0]).get(part)
+        if cls is None or (isinstance(part, str) and part not in _fields_at(cls, loc[:number])):
+            return loc[:number]
     return loc
 
 
 def _fields_at(cls: Any, place: tuple[int | str, ...]) -> list[str]:
-    """Return the names of fields of the dataclass at a place in a dataclass."""
+    """Return the names of fields of the dataclass at a place in a dataclass; none of another value."""
     for part in place:
         if isinstance(part, str):
             hint = typing.get_type_hints(cls)[part]
-            cls = next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
-    return [field.name for field in dataclasses.fields(cls)]
+            cls = next((kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+    return [] if cls is None else [field.name for field in dataclasses.fields(cls)]
 
 
 def shown(value: object) -> str:
