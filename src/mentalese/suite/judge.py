@@ -254,10 +254,16 @@ def score(task: SuiteTask, run: Path, test: Judged, *, ends: bool = True) -> flo
     On a corpus `ends` of documents and sentences are paid for too.
     """
     if task.is_corpus:
-        return float(test["bits_per_byte_with_ends" if ends else "bits_per_byte"])
+        return _bits(test, ends=ends)
     if task.scored == "all":
         return float(test[metric_of(test).tested])
     return part_nats(run, task)
+
+
+def _bits(result: Judged, *, ends: bool = True) -> float:
+    """Return bits per byte with `ends` paid for; a bound has none, and its models receive no ends."""
+    paid = result["bits_per_byte_with_ends"] if ends else None
+    return float(result["bits_per_byte"] if paid is None else paid)
 
 
 def further_score(task: SuiteTask, name: str, run: Path) -> float:
@@ -267,8 +273,7 @@ def further_score(task: SuiteTask, name: str, run: Path) -> float:
     options = {option: str(value) for option, value in task.further[name].items()}
     if stored.get(name, {}).get("options") != options:
         [result] = evaluate(load(run), checked("", EvaluationOptions, task.further[name], parse=True)).values()
-        bits = result.get("bits_per_byte_with_ends")
-        score = float(result["acc"] if "acc" in result else result["bits_per_byte"] if bits is None else bits)
+        score = float(result["acc"]) if "acc" in result else _bits(result)
         stored |= {name: {"options": options, "score": score}}
         write_json(path, sealed(stored))
     return float(stored[name]["score"])
