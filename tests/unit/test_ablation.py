@@ -126,7 +126,7 @@ def test_a_comparison_says_what_it_costs_to_lose_the_thoughts(
     saved = load(folder)
     saved.model.config.memory_size = 1
     part = ablation.run(saved)
-    write_json(folder / "ablation.json", part)  # of somebody who was here before, and scored the same documents
+    write_json(folder / "ablation.json", part)  # by another command before, of the same documents
     assert compare(recipes, tmp_path, ablate=True, show=False)["rows"][1]["ablation"] == thinking["ablation"]
     assert read_json(folder / "ablation.json") == json.loads(json.dumps(part))
     write_json(folder / "ablation.json", thinking["ablation"])

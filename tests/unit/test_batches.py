@@ -90,7 +90,7 @@ def test_windows_stay_inside_a_document_and_start_after_its_eod(documents: Any, 
 
 @pytest.mark.parametrize("kind", ["packed", "marked"])
 def test_swapped_windows_are_of_different_documents(kind: str) -> None:
-    """Neighbouring windows of one document are nearly one text: their thoughts are no control of each other's."""
+    """Neighbouring windows of one document are nearly one text: their thoughts do not control each other."""
     split = make_split(*[[12] * 6] * 5)
     batches = batches_of(split, kind, 8, stride=7, batch_size=4)
     assert len(batches) > 10
