@@ -221,7 +221,7 @@ def test_matched_parameters_are_those_of_every_setting(tmp_path: Path, corpus: P
     recipes = [recipe(name, data=data, layout=Packed(sequence_length=64)) for name in ("a/x", "b/x")]
     fields = parse(["model.n_layer=2,3"])
     trainer = Trainer({"a/x": 1e-3, "b/x": 1e-3})
-    with pytest.raises(InputError, match=r"parameters of a/x with model\.n_layer=3 is \d+: a/x has 4"):
+    with pytest.raises(InputError, match=r"a/x with model\.n_layer=3 is \d+: that is 4\d\.\d% more than a/x has"):
         compare(recipes, tmp_path, match="params", tuned_fields=fields, show=False, train=trainer)
     assert trainer.trained == []
 
