@@ -147,7 +147,7 @@ def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_figures_of_other_tasks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the figure coconut/products needs composition, use --data builtin:composition"):
+    with pytest.raises(InputError, match="the figure coconut/products needs composition, use --data builtin:"):
         write_figure("coconut/products", ["models:sim-cot-reachability"], tmp_path / "x.svg", documents=10)
     with pytest.raises(InputError, match=r"has no questions of builtin:recall"):
         write_figure("thought_gestalt/recall", ["models:thought_gestalt-families"], tmp_path / "x.svg", documents=3)
