@@ -10,6 +10,7 @@ Needs `pip install '.[release]'`. Push the tag by hand, after `tag` and before `
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -19,8 +20,11 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+from mentalese import install
+
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+OURS = "ours"
 LARGEST = 5_000_000
 """Bytes of an sdist or a wheel: results, pictures and weights have no place in either."""
 
@@ -48,15 +52,38 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+def owner_on_index(name: str) -> str | None:
+    """Return `OURS`, or the addresses that the project of this name on pip's index gives; `None` without a project.
+
+    It is a check against mistakes: a stranger can copy an address. No code of the project runs. Raise `LookupError` if
+    the index cannot be reached.
+    """
+    metadata = _metadata_on_index(name)
+    if metadata is None:
+        # pip gives the same answer without a network, so a project that must be there is looked up too.
+        if _metadata_on_index("packaging") is None:
+            raise LookupError("pip cannot reach the package index")
+        return None
+    addresses = [address.partition(", ")[2] for address in metadata.get("project_url", [])]
+    is_same_project = any(address.removesuffix("/") == install.REPOSITORY for address in addresses)
+    return OURS if is_same_project else ", ".join(addresses) or "without an address"
+
+
+def _metadata_on_index(name: str) -> dict[str, list[str]] | None:
+    """Return the metadata of the newest wheel of a project; `None` if pip finds none."""
+    options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet", "--report", "-"]
+    command = [sys.executable, "-m", "pip", "--retries", "0", "install", *options, name]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(process.stdout)["install"][0]["metadata"] if process.returncode == 0 else None
+
+
 def check_names() -> None:
     """Stop the release if the index has another project under one of our names, or is missing where it is named."""
-    from mentalese.install import OURS, PUBLISHED, owner_on_index
-
     owners = {name: owner_on_index(name) for name in ("mentalese", "mentalese-models")}
     strangers = {name: owner for name, owner in owners.items() if owner not in (None, OURS)}
     if strangers:
         sys.exit(f"the package index has other projects under our names: {strangers}")
-    if PUBLISHED and None in owners.values():
+    if install.PUBLISHED and None in owners.values():
         sys.exit(f"mentalese.install.PUBLISHED is True, and the index has {owners}")
 
 

@@ -8,13 +8,10 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from mentalese import install
-from mentalese.commands import push
-from mentalese.errors import InputError
 from support import module_at
 
 pytestmark = pytest.mark.slow
@@ -41,35 +38,26 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_owner_of_a_name_on_the_index_is_found(index: Path) -> None:
-    assert install.owner_on_index("mentalese") is None
+@pytest.fixture
+def release() -> ModuleType:
+    return module_at(ROOT / "scripts" / "release.py")
+
+
+def test_the_owner_of_a_name_on_the_index_is_found(index: Path, release: ModuleType) -> None:
+    assert release.owner_on_index("mentalese") is None
     _wheel(index, "mentalese", install.REPOSITORY)
     _wheel(index, "mentalese_models", "https://example.com/other")
-    assert install.owner_on_index("mentalese") == install.OURS
-    assert install.owner_on_index("mentalese-models") == "https://example.com/other"
+    assert release.owner_on_index("mentalese") == release.OURS
+    assert release.owner_on_index("mentalese-models") == "https://example.com/other"
 
 
 def test_an_index_that_cannot_be_reached_is_not_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, release: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(LookupError):
-        install.owner_on_index("mentalese")
-    push._check_index()
-    assert "was not checked" in capsys.readouterr().out
-
-
-def test_push_refuses_if_a_stranger_has_the_name(index: Path) -> None:
-    push._check_index()
-    _wheel(index, "mentalese", "https://example.com/other")
-    with pytest.raises(InputError, match=r"^mentalese on the package index is another project \(https://example"):
-        push._check_index()
-
-
-@pytest.fixture
-def release() -> ModuleType:
-    return module_at(ROOT / "scripts" / "release.py")
+        release.owner_on_index("mentalese")
 
 
 def test_a_release_checks_both_names(index: Path, release: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

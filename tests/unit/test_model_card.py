@@ -151,7 +151,6 @@ class Hub:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
     monkeypatch.setattr(huggingface_hub, "HfApi", made)
-    monkeypatch.setattr("mentalese.commands.push.owner_on_index", lambda name: None)
     return made
 
 

@@ -9,7 +9,6 @@ from tyro.conf import Positional, arg
 
 from mentalese.commands.options import ModelPath
 from mentalese.errors import InputError, require
-from mentalese.install import OURS, REPOSITORY, owner_on_index
 from mentalese.screen import print_table
 from mentalese.values import checked_dataclass
 
@@ -52,27 +51,12 @@ def run(options: Options) -> None:
     except HFValidationError as error:
         raise InputError(f"REPO is {repo!r}: use NAME/NAME ({' '.join(str(error).split())})") from error
     if not options.dry_run:
-        _check_index()
         print(f"{repo} is at {_upload(folder, repo, options.private)}")
         return
     sizes = {file: file.stat().st_size for file in sorted(folder.rglob("*")) if file.is_file()}
     rows = [(str(file.relative_to(folder)), f"{size:,}") for file, size in sizes.items()]
     print_table(("file", "bytes"), [*rows, ("all", f"{sum(sizes.values()):,}")])
     print(f"\n{card.read_text(encoding='utf-8')}\nNothing was uploaded to {repo}.")
-
-
-def _check_index() -> None:
-    """Refuse to send people to a package of another project, which may have taken the name that cards mention."""
-    try:
-        owner = owner_on_index("mentalese")
-    except LookupError as reason:
-        print(f"The name mentalese on the package index was not checked: {reason}.")
-        return
-    if owner not in (None, OURS):
-        raise InputError(
-            f"mentalese on the package index is another project ({owner}), and readers of the card might install it: "
-            f"tell them to install from {REPOSITORY}, and rename this package before you push"
-        )
 
 
 def _upload(folder: Path, repo: str, private: bool) -> str:
