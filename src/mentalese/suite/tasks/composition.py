@@ -72,11 +72,6 @@ class Composition(DrawnTask):
         products = list(accumulate(moves, lambda a, b: self.group_table[a][b]))
         return record(f"{' '.join(moves)} =", products if self.steps else (), products[-1])
 
-    @staticmethod
-    def group(document: Document) -> int:
-        """Return the number of permutations that a document multiplies."""
-        return len((document.segments or ("",))[0].split()) - 1
-
     def levels(self) -> Levels:
         products = math.factorial(self.things)
         return Levels(1.0, 2 / products, 1 / products, "accuracy")

@@ -97,11 +97,6 @@ class Reachability(DrawnTask):
             return [symbols[node]]
         return [_fact(symbols[a], symbols[b], self.facts) for a, b in question.edges if b == node]
 
-    @staticmethod
-    def group(document: Document) -> int:
-        """Return the number of steps from the person to the answer."""
-        return len(document.segments or ()) - 2
-
     def levels(self) -> Levels:
         return Levels(1.0, 0.5, 0.5, "accuracy")
 
