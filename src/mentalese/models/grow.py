@@ -61,7 +61,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     require(not (out.exists() and any(out.iterdir())), "out", str(out), "it is not empty, use another folder")
     inner, tokenizer = load_model(base)
     recipe = load(declarations[family].grow or "")(backbone_fields(inner.config), **fields)
-    config, mark = recipe["model"], layout_class(recipe.get("layout", {}).get("kind", Packed.kind)).mark
+    layout = {"kind": Packed.kind} | recipe.get("layout", {})
+    config, mark = recipe["model"], layout_class(layout["kind"]).mark
     latents = "latent_token_id" in config_class(config["model_type"]).__dataclass_fields__
     marked = add_markers(tokenizer, latents=latents)
     if mark is not None and len(marked.encode(mark, add_special_tokens=False)) > 1:
@@ -71,7 +72,11 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
     model = build_model(config, marked, seed)
     start_from(model, marked, base, deepen=True)
     save_model(out, model, marked, base=base)
-    write_json(out / RECIPE, _recipe(f"{family}/{out.name}", recipe, context_length(model.config)))
+    if (context := context_length(model.config)) is not None and context < Packed.sequence_length:
+        layout["sequence_length"] = context
+    training = {"init": HERE, "epochs": 1} | recipe.get("train", {})  # paths are relative to the recipe's folder
+    sections = {"data": {"tokenizer": HERE}, "optimizer": {"learning_rate": 1e-4}, "train": training, "layout": layout}
+    write_json(out / RECIPE, {"name": f"{family}/{out.name}", "description": "a grown model"} | recipe | sections)
 
 
 def whole_model(folder: Path) -> Path:
@@ -108,22 +113,6 @@ def difference(base: str, grown: Path) -> float:
     logits = [model.float()(ids).logits[..., : len(tokenizer)] for model in (first, second)]  # a base may be bfloat16
     before, after = (values.log_softmax(-1) for values in logits)
     return float((after - before).abs().max())
-
-
-def _recipe(name: str, sections: dict[str, Any], context: int | None) -> dict[str, object]:
-    """Return a recipe that trains the grown model; paths are relative to its folder."""
-    layout = {"kind": Packed.kind} | sections.get("layout", {})
-    if context is not None and context < Packed.sequence_length:
-        layout["sequence_length"] = context
-    return {
-        "name": name,
-        "description": "a grown model",
-        **sections,
-        "data": {"tokenizer": HERE},
-        "optimizer": {"learning_rate": 1e-4},
-        "train": {"init": HERE, "epochs": 1} | sections.get("train", {}),
-        "layout": layout,
-    }
 
 
 def backbone_fields(config: PreTrainedConfig) -> dict[str, object]:
