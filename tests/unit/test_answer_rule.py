@@ -185,6 +185,12 @@ def test_only_separators_of_thousands_are_removed(text: str, answer: str) -> Non
         ("## Step 1: add\nSo it is 7", "7"),
         ("# 7", "7"),
         ("#### $7", "7"),
+        ("#### 1,234 apples", "1234"),
+        ("#### **7** (seven)", "7"),
+        ("#### \\boxed{7}", "7"),
+        ("3 and 4\n### Answer: 7", "7"),
+        ("### 1. Add 3 and 4.\nIt is 7.", "7"),
+        ("I am #1 with 7 points", "7"),
         ("10-3=7.", "7"),
         ("x = -$1,234.5.", "-1234.5"),
         ("- 5 apples", "5"),
@@ -195,12 +201,25 @@ def test_only_separators_of_thousands_are_removed(text: str, answer: str) -> Non
     ],
 )
 def test_free_answers_keep_sign_point_and_exponent(text: str, answer: str) -> None:
-    assert free_answer(text, "5") == answer
+    assert free_answer(text, "5", whole=False) == free_answer(text, "5", whole=True) == answer
     assert number_in("1,2,3") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("To find it, we add the apples.\n\n3 + 4 = 7\n\nThe answer is 7.", "7"),
+        ("Her ducks lay 16 eggs.\n\nShe sells 9 for $2.\n\n#### 18", "18"),
+        ("### Step 1: 3 + 4\n\n3 + 4 = 7\n\n### Step 2: 7 - 5\n\nThe total is **2**.", "2"),
+    ],
+)
+def test_of_a_chat_model_the_whole_text_is_read(text: str, answer: str) -> None:
+    assert free_answer(text, "5", whole=True) == answer != free_answer(text, "5", whole=False)
 
 
 def test_a_free_answer_ends_before_a_line_or_a_shot() -> None:
     assert free_answer_ended("#### 7\nmore")
     assert free_answer_ended("\n\nIt is 7.\n\nQ")
     assert not free_answer_ended("#### 7")
+    assert not free_answer_ended("I am #1\nand")
     assert not free_answer_ended("It is 7\nand")

@@ -52,8 +52,11 @@ _DROPPED = re.compile(
 )
 _AROUND = "()[]{}\"'`,;:!?*_"
 
-_MARK = re.compile(r"(#+)[ \t]*([^\n]*)")
-_ENDED = re.compile(r"\S[^\n]*\n[ \t]*\n|#+[ \t]*[^\s#][^\n]*\n")
+_HASHES = r"(?:^[ \t]*#+|#{3,})"  # not the one of "#1" or "C#"
+_MARK = re.compile(rf"({_HASHES})[ \t]*([^\n]*)", re.MULTILINE)
+_BEFORE_NUMBER = re.compile(r"\s*(?i:the )?(?i:final )?(?i:answer)?(?i: is)?\s*[:=]?\s*(?!\d+[.):]\s+\S)")
+"""What may precede a number after a mark; the number of a heading, such as `1. Add`, is not one."""
+_ENDED = re.compile(rf"\S[^\n]*\n[ \t]*\n|{_HASHES}[ \t]*[^\s#][^\n]*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -119,19 +122,23 @@ def final_answer(text: str) -> str:
 
 
 FREE_ANSWER = (
-    "what follows the longest run of #s in the text up to an empty line, for a number the first that a number follows; "
-    "without any, its last number if the right answer is a number, else all of it"
+    "what follows the longest run of #s in the text (up to an empty line, if it is not a chat model's), for a number "
+    "the first that a number follows; without any, its last number if the right answer is a number, else all of it"
 )
 
 
-def free_answer(text: str, expected: str) -> str:
+def free_answer(text: str, expected: str, *, whole: bool) -> str:
     """Return the answer of a model that was not trained to end one.
 
-    Only the text up to an empty line, which ends a shot, is read. The answer follows the longest run of `#`s, on the
-    same line. If a number is expected, it is the first number there, or else the last number of the text, written
-    with digits, sign and point (5e3 as 5000); headings, such as `## Step 1`, are not answers.
+    The answer follows the longest run of `#`s, on the same line. If a number is expected, it is the first number there,
+    or else the last number of the text, written with digits, sign and point (5e3 as 5000); headings, such as
+    `## Step 1`, are not answers.
+
+    Args:
+        whole: read all of the text, as of a chat model, which ends its turn; else only up to an empty line, which ends
+            a shot.
     """
-    parts = re.split(r"\n[ \t]*\n", text.strip())
+    parts = [text] if whole else re.split(r"\n[ \t]*\n", text.strip())
     if number_in(expected) is None:
         marked = _longest_marks(parts[0])
         return _without_thousands(marked[0] if marked else parts[0]).strip()
@@ -201,17 +208,24 @@ def _without_thousands(text: str) -> str:
     return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
-def _free_number(part: str) -> str | None:
-    """Return the number that answers a question, in a text without an empty line; `None` if it has only headings."""
-    longest = _longest_marks(part)
-    every = [match[2] for match in _MARK.finditer(part)]
+def _free_number(text: str) -> str | None:
+    """Return the number that answers a question; `None` for a text with only headings."""
+    longest = _longest_marks(text)
+    every = [match[2] for match in _MARK.finditer(text)]
     for marked in [*longest, *every]:
         if (number := _written(marked)) is not None:
             return number
-    if longest and part.count("###"):
-        return _without_thousands(longest[0]).strip()
-    runs = [match[0].rstrip(f".,/{_SPACES}") for match in _RUN.finditer(_plain(_MARK.sub("", part)))]
-    return (_written(runs[-1]) or runs[-1]) if runs else None
+    for marked in longest if "###" in text else ():
+        plain = _plain(_MARKUP.sub("", marked))
+        if (before := _BEFORE_NUMBER.match(plain)) and (run := _RUN.match(plain, before.end())):
+            return _number_of(run[0])
+    runs = [match[0] for match in _RUN.finditer(_plain(_MARK.sub("", text)))]
+    return _number_of(runs[-1]) if runs else None
+
+
+def _number_of(run: str) -> str:
+    run = run.rstrip(f".,/{_SPACES}")
+    return _written(run) or run
 
 
 def _longest_marks(text: str) -> list[str]:

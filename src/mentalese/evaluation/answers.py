@@ -261,8 +261,8 @@ def ask(
         if saved.layout.questions:
             answer, *others = (final_answer(text) for text in texts)
         else:
-            answer, *others = (free_answer(text, expected) for text in texts)
-            ended = ended or free_answer_ended(output.text)
+            answer, *others = (free_answer(text, expected, whole=saved.chat) for text in texts)
+            ended = ended or (not saved.chat and free_answer_ended(output.text))
         return AnswerRecord(
             document=document,
             question=questions[document],

@@ -101,7 +101,7 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         right = None if expected is None else final_answer(f"### {expected}")
         final = final_answer(text)
         if right is not None and model is not None and not model.layout.questions:
-            final = free_answer(text, right)
+            final = free_answer(text, right, whole=model.chat)
         is_right = None if right is None else AnswerRule.of("", [right]).equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
 
