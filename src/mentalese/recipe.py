@@ -110,8 +110,8 @@ class TrainConfig:
         eval_every: steps between validations; `None` validates at the end of each epoch and of the run.
         early_stopping_patience: the run ends after this many validations without an improvement; a run with several
             stages only in the last one. `None`: it never ends early.
-        early_stopping_min_delta: the least improvement that counts, in perplexity, or in accuracy (0 to 1) if that is
-            `evaluation.metric`.
+        early_stopping_min_delta: the least improvement that counts, in perplexity, or in points (percent) of accuracy
+            if that is `evaluation.metric`.
         checkpoint_every: steps between checkpoints; 0 keeps only the one that an interruption writes.
         keep_checkpoints: number of newest checkpoints to keep.
         trackers: any of `trackio`, `wandb`, `tensorboard`; `metrics.jsonl` is always written.

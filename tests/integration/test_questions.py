@@ -212,6 +212,8 @@ def test_an_interrupted_curriculum_resumes_bit_for_bit(
         ([(0.5, 1), (0.55, 1), (0.3, 1), (0.6, 1)], {"early_stopping_patience": 1}, 24, 20),
         # Nor does what the stage before has left of it.
         ([(0.5, 1), (0.5, 1), (0.6, 1), (0.6, 1), (0.2, 1)], {"early_stopping_patience": 1}, 24, 20),
+        # A gain of five points counts.
+        ([(0.5, 1)] * 8 + [(0.2, 1), (0.25, 1), (0.3, 1)], {"early_stopping_patience": 1, "eval_every": 2}, 24, 22),
     ],
 )
 def test_the_best_model_is_the_best_of_the_last_stage(

@@ -377,7 +377,8 @@ class Run:
             state.stage, state.validations_without_gain = layout.stage, 0
             state.best_step = state.best = state.best_nll = state.to_beat = None
         value, nll = figure.value(metric), figure.scores.nll
-        if self._gains(value, state.to_beat, by=self.recipe.train.early_stopping_min_delta):
+        least = self.recipe.train.early_stopping_min_delta / (100 if metric is ACCURACY else 1)
+        if self._gains(value, state.to_beat, by=least):
             state.to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
