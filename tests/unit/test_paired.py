@@ -60,6 +60,14 @@ def test_a_position_that_only_one_document_has_gets_no_interval() -> None:
     assert result.overall.interval is not None
 
 
+def test_a_beginning_of_the_text_has_no_position() -> None:
+    split = dataclasses.replace(make_split([1 + 3, 2], [1 + 4]), beginning=1)
+    scores = scores_of(split, 0.0)
+    scores[split.documents[:-1]] = np.nan
+    result = compare_scores(scores, scores, split)
+    assert [(d.position, d.tokens) for d in result.by_position] == [(1, 3), (2, 3), (3, 2), (4, 1)]
+
+
 def test_other_tokens_are_refused() -> None:
     other = scores_of(SPLIT, 1.0)
     other[0] = np.nan

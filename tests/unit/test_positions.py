@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,14 @@ def test_spans_double_and_end_where_the_context_does() -> None:
     spans = nll_by_position(scores, split, length=10)
     assert [(span["first"], span["last"], span["tokens"]) for span in spans] == [(2, 3, 4), (4, 7, 7), (8, 10, 3)]
     assert [span["nll"] for span in spans] == [1.0, pytest.approx((5 + 2 * 3) / 7), 1.0]
+
+
+def test_a_beginning_of_the_text_has_no_place() -> None:
+    split = dataclasses.replace(make_split([1 + 3]), beginning=1)
+    scores = np.where(split.tokens == EOD, np.nan, 1.0).astype(np.float32)
+    scores[0] = np.nan
+    spans = nll_by_position(scores, split, length=10)
+    assert [(span["first"], span["last"], span["tokens"]) for span in spans] == [(1, 1, 1), (2, 3, 2)]
 
 
 def models(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, *lengths: int) -> list[str]:

@@ -114,7 +114,7 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[Numbe
     """
     index = np.flatnonzero(~np.isnan(scores))
     start = split.documents[np.searchsorted(split.documents, index, side="right") - 1]
-    place = index - start + 1
+    place = index - start - split.beginning + 1
     spans = []
     for first in (2**n for n in range(length.bit_length())):
         last = min(2 * first - 1, length)

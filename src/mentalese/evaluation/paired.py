@@ -55,8 +55,10 @@ def compare_scores(
     counts = len(index), len(other)
     require(np.array_equal(index, other), "scored tokens", counts, "score both models on the same documents")
     require(counts[0] > 0, "scored tokens", counts, "use a split with text")
-    _, document = np.unique(np.searchsorted(split.documents, index, side="right"), return_inverse=True)
-    start = split.segments[np.searchsorted(split.segments, index, side="right") - 1]
+    after = np.searchsorted(split.documents, index, side="right")
+    _, document = np.unique(after, return_inverse=True)
+    text = split.documents[after - 1] + split.beginning
+    start = np.maximum(split.segments[np.searchsorted(split.segments, index, side="right") - 1], text)
     place = np.minimum(index - start, positions - 1)
     gain = scores[index].astype(np.float64) - reference[index]
     # Sums by document; the first column is all tokens, the others are positions in the sentence.
