@@ -143,6 +143,8 @@ def test_what_cannot_be_masked_is_refused() -> None:
     model = build()
     with pytest.raises(InputError, match="input_ids is None"):
         model(inputs_embeds=torch.zeros(1, 2, 32))
+    with pytest.raises(InputError, match="position_ids begin again within a row"):
+        model(IDS, position_ids=torch.arange(IDS.shape[1]).remainder(2)[None])
     with pytest.raises(InputError, match=r"(cache|past_key_values) is a DynamicCache: .* needs a ThoughtCache"):
         model(IDS, past_key_values=DynamicCache())
     with pytest.raises(InputError, match=r"^cache_implementation is 'static': GPT2GistLMHeadModel has no such cache"):

@@ -20,7 +20,7 @@ from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.base import ONE_PASS, LanguageModel, LossOutput, follows
 from mentalese.models.cache import ThoughtCache, check_cache_kind
 from mentalese.models.config import LatentThoughtConfig
-from mentalese.models.inputs import check_kept, check_labels, check_mask, check_tokens, check_width
+from mentalese.models.inputs import check_kept, check_labels, check_mask, check_positions, check_tokens, check_width
 from mentalese.models.lora import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
@@ -241,7 +241,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
     ) -> LogitsOutput | tuple[object, ...]:
         """Return the logits [batch, length, vocabulary], at each position for the token after it.
 
-        Positions follow from `attention_mask`; `position_ids` are not read.
+        Positions follow from `attention_mask`. `position_ids` are not read, and refused if they separate texts that are
+        packed in a row.
 
         Args:
             input_ids: [batch, length].
@@ -269,7 +270,8 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         if output_thoughts and use_cache is None:
             use_cache = False
         options |= {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        options |= {"inputs_embeds": inputs_embeds, "cache": one_cache(cache, past_key_values), "use_cache": use_cache}
+        options |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds, "use_cache": use_cache}
+        options["cache"] = one_cache(cache, past_key_values)
         input_ids, cache = self.checked_call(input_ids, attention_mask, options)
         check_kept(logits_to_keep, input_ids.shape[1])
         labels = check_labels(labels, input_ids, self.config.vocab_size)
@@ -356,11 +358,12 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """Return tokens and cache for arguments of `forward`, and leave in `options` the keywords of `encode`."""
         if options.pop("inputs_embeds", None) is not None:
             raise InputError("inputs_embeds is set: this model finds its thoughts by tokens, so pass only input_ids")
-        options.pop("position_ids", None)
+        positions = options.pop("position_ids", None)
         input_ids = self.check_prompt(input_ids)
         passed = one_cache(options.pop("cache", None), options.pop("past_key_values", None))
         cache = self._cache(passed, options.pop("use_cache", None))
         check_mask(attention_mask, input_ids, 0 if cache is None else cache.seen_tokens)
+        check_positions(positions, attention_mask)
         reasons = {
             "output_attentions": "attention weights are not kept; use output_thoughts=True",
             "output_hidden_states": self.limits.hidden_states,

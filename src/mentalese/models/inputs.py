@@ -47,6 +47,24 @@ def check_width(attention_mask: Tensor, width: int) -> None:
         raise InputError(f"attention_mask has {columns} columns: pass {width}, one for each token read so far")
 
 
+def check_positions(position_ids: object, attention_mask: Tensor | None) -> None:
+    """Raise `InputError` if positions begin again within a row, by which other models separate texts packed in it.
+
+    Unlike the other checks it waits for a GPU: few calls with more than one token have `position_ids`.
+    """
+    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
+        return
+    falls = position_ids.diff(dim=-1) < 0
+    if attention_mask is not None:  # padding has any position
+        tokens = attention_mask[:, -position_ids.shape[-1] :] > 0
+        falls = falls & tokens[:, 1:] & tokens[:, :-1]
+    if falls.any():
+        raise InputError(
+            "position_ids begin again within a row, as of several texts packed in it, and this model would read them "
+            "as one: pass each text in a row of its own, with attention_mask for padding"
+        )
+
+
 def check_labels(labels: object, input_ids: Tensor, vocabulary: int) -> Tensor | None:
     """Return labels [batch, length] as int64; raise `InputError` if they are neither tokens of the head nor -100."""
     if labels is None:

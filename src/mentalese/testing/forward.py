@@ -66,6 +66,8 @@ def test_further_outputs_are_what_they_say_or_a_clear_error(family: Case) -> Non
         model(ids, output_attentions=True)
     with pytest.raises(InputError, match="pass only input_ids"):
         model(inputs_embeds=model.get_input_embeddings()(ids))
+    with pytest.raises(InputError, match="position_ids begin again within a row"):
+        model(ids, position_ids=torch.arange(ids.shape[1]).remainder(2)[None])
     with pytest.raises(InputError, match="no_such_argument"):
         model(ids, no_such_argument=1)
     as_tuple = model(ids, return_dict=False, use_cache=False)

@@ -17,6 +17,7 @@ from mentalese.errors import InputError
 from mentalese.families.baselines.config import GPT2GistConfig
 from mentalese.models.anywhere import OpensAnywhere
 from mentalese.models.cache import ThoughtCache, check_cache_kind
+from mentalese.models.inputs import check_positions
 from mentalese.models.lora import adapt_by_default
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, OwnCacheGenerationMixin, attention_of, one_cache
 
@@ -53,6 +54,7 @@ class GPT2GistModel(GPT2Model):
         """Run as `GPT2Model.forward` does; embeddings are refused, because they do not show where sentences end."""
         if input_ids is None:
             raise InputError("input_ids is None: the gist mask follows the ends of sentences, use token ids")
+        check_positions(kwargs.get("position_ids"), attention_mask)
         cache = one_cache(cache, past_key_values)
         if cache is not None and not isinstance(cache, ThoughtCache):
             raise InputError(
