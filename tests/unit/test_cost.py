@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mentalese import Recipe, cli, get_recipe, recipes
 from mentalese.commands import cost
 from mentalese.commands.dry_run import estimate
 from mentalese.data.store import prepare
+from mentalese.models.backbone import linear_weights
 from mentalese.models.build import build_model
 from mentalese.recipe import EvaluationConfig
 from support import shrink
@@ -106,3 +108,14 @@ def test_the_cost_of_a_score_is_what_pytorch_counts(name: str, fields: dict[str,
         model.token_nll(batch)
     # The head reads one position fewer, or only masked ones.
     assert model.scoring_flops(batch) == pytest.approx(counter.get_total_flops(), rel=0.2 if "mdlm" in name else 0.04)
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "granitemoe"])
+def test_a_token_costs_its_experts_whatever_their_router_is_called(model_type: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = CONFIG_MAPPING[model_type](**sizes, **heads, num_local_experts=32, num_experts_per_tok=4)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    attention, experts, router = 2 * 64 * (64 + 32), 4 * 3 * 64 * 128, 32 * 64
+    assert linear_weights(model) == 2 * (attention + experts + router)

@@ -101,12 +101,15 @@ def linear_weights(model: nn.Module) -> int:
 
 def _experts(block: nn.Module) -> int:
     """Count the weights, of experts [experts, out, in] and router, that multiply a token; 0 for any other module."""
-    experts, gate = getattr(block, "experts", None), getattr(block, "gate", None)
-    if not isinstance(experts, nn.Module) or not isinstance(gate, nn.Module):
+    experts = getattr(block, "experts", None)
+    stacked = [p for p in experts.parameters() if p.ndim == 3] if isinstance(experts, nn.Module) else []
+    gate: Any = getattr(block, "gate", None) or getattr(block, "router", None)
+    if not stacked or gate is None:
         return 0
-    stacked = [p for p in experts.parameters() if p.ndim == 3]
-    chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", 0)
-    router = 0 if isinstance(gate, nn.Linear) else sum(p.numel() for p in gate.parameters() if p.ndim == 2)
+    chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", None)
+    if chosen is None:
+        raise InputError(f"{type(block).__name__} has no top_k, so that its cost cannot be counted: set it in the config")
+    router = 0 if isinstance(gate, nn.Linear) else sum(p.numel() for p in gate.parameters(recurse=False) if p.ndim == 2)
     return router + sum(p.numel() // len(p) for p in stacked) * chosen
 
 
