@@ -62,3 +62,11 @@ def test_a_decoder_with_a_head_elsewhere_is_refused() -> None:
     config = AutoConfig.for_model("bert", is_decoder=True, intermediate_size=16, **SIZES)
     with pytest.raises(InputError, match="BertLMHeadModel has no output embedding next to its layers"):
         as_model(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("kind", ["electra", "xlnet", "xlm"])
+def test_a_model_that_reads_later_tokens_is_refused(kind: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind))
+    with pytest.raises(InputError, match=r"reads later tokens, so that its scores are not likelihoods"):
+        as_model(model)

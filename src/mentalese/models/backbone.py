@@ -108,9 +108,9 @@ def _experts(block: nn.Module) -> int:
         return 0
     chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", None)
     if chosen is None:
-        raise InputError(f"{type(block).__name__} has no top_k, so that its cost cannot be counted: set it in the config")
-    router = 0 if isinstance(gate, nn.Linear) else sum(p.numel() for p in gate.parameters(recurse=False) if p.ndim == 2)
-    return router + sum(p.numel() // len(p) for p in stacked) * chosen
+        raise InputError(f"{type(block).__name__} has no top_k, so its cost cannot be counted: set it in the config")
+    router = [p for p in gate.parameters(recurse=False) if p.ndim == 2 and not isinstance(gate, nn.Linear)]
+    return sum(p.numel() for p in router) + sum(p.numel() // len(p) for p in stacked) * chosen
 
 
 def attention_width(config: PreTrainedConfig) -> int:

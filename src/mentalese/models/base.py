@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from mentalese.data.batch import Batch
 from mentalese.errors import InputError, require
 from mentalese.models.backbone import attention_width, layers_of, linear_weights, output_head_of
+from mentalese.models.config import reads_later_tokens
 from mentalese.models.trace import Knob, Shown, ThoughtTrace
 from mentalese.nn.linear import matrix_or_module
 from mentalese.nn.loss import IGNORED, linear_cross_entropy, linear_nll
@@ -342,8 +343,15 @@ def _restored(kind: Any) -> DecoderLM:
 
 
 def as_model(model: PreTrainedModel) -> LanguageModel:
-    """Give a causal LM of transformers the interface, in place; raise `InputError` if it has no output embedding."""
+    """Give a causal LM of transformers the interface, in place.
+
+    Raises:
+        InputError: its states depend on later tokens, or it has no output embedding.
+    """
     if not isinstance(model, LanguageModel):
+        if reads_later_tokens(model.config):
+            name = type(model).__name__
+            raise InputError(f"{name} reads later tokens, so that its scores are not likelihoods: use a decoder")
         output_head_of(model)
         kind: Any = type(model)
         model.__class__ = _with_interface(kind)

@@ -210,10 +210,15 @@ def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
     require(has_heads, field, kind, "it has no attention, use one that has (gpt2, llama)")
     is_mixed = any(hasattr(config, name) for name in ("layers_block_type", "block_types"))
     require(not is_mixed, field, kind, "some layers are not attention, use another (gpt2, llama)")
-    encodes = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
-    is_only_decoder = not (config.is_encoder_decoder or encodes)
+    is_only_decoder = not (config.is_encoder_decoder or reads_later_tokens(config))
     require(is_only_decoder, field, kind, "it is not only a decoder, use one that is (gpt2, llama)")
     return config
+
+
+def reads_later_tokens(config: PreTrainedConfig) -> bool:
+    """Test if the states of a causal LM of transformers depend on later tokens: BERT, XLNet and XLM can."""
+    encodes = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
+    return encodes or getattr(config, "attn_type", None) == "bi" or getattr(config, "causal", None) is False
 
 
 def kinds_of_layers(config: PreTrainedConfig) -> set[str]:
