@@ -304,10 +304,17 @@ def test_names_of_splits_may_follow_one_prefix(tmp_path: Path) -> None:
         "validation": ["set_val.jsonl"],
     }
     jsonl(tmp_path / "other_test.jsonl", numbered(1))
-    with pytest.raises(InputError, match=r"files of several sets \(other, set\)"):
+    with pytest.raises(InputError, match=r"files of several sets \(other, set, "):
         found()
     jsonl(tmp_path / "train_test.jsonl", numbered(1))
     assert found() == {"train": ["train_test.jsonl"]}
+
+
+def test_one_file_among_others_is_not_taken_for_a_split(tmp_path: Path) -> None:
+    for name in ("2021.jsonl", "2022.jsonl", "reviews_of_the_train.jsonl"):
+        jsonl(tmp_path / name, numbered(1))
+    with pytest.raises(InputError, match=r"files of several sets \(reviews_of_the, 2021.jsonl\)"):
+        find_files(tmp_path, (".jsonl",))
 
 
 @pytest.mark.parametrize("other", ["train.jsonl.gz", "train.json", "train.parquet"])

@@ -110,11 +110,14 @@ def _by_split(folder: Path, files: list[Path]) -> Files:
 def _by_name(folder: Path, files: list[Path]) -> Files:
     """Group the files that are directly in the folder and called like a split."""
     by_prefix: dict[str, Files] = {}
+    others = []
     for file in files:
         if file.parent == folder and (match := _SPLIT_FILE.fullmatch(file.name)):
             by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
-    if "" not in by_prefix and len(by_prefix) > 1:
-        sets = ", ".join(sorted(by_prefix))
+        elif file.parent == folder:
+            others.append(file.name)
+    if "" not in by_prefix and (len(by_prefix) > 1 or (others and any(len(found) == 1 for found in by_prefix.values()))):
+        sets = ", ".join([*sorted(by_prefix), *others[:1]])  # a single "on_the_train" may be meant as one of the others
         raise InputError(f"{folder} contains files of several sets ({sets}): put each in a folder of its own")
     return by_prefix.get("") or next(iter(by_prefix.values()), {})
 
