@@ -13,9 +13,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 import mentalese
 from mentalese import DataConfig, InputError, Saved, as_source, cli, get_recipe, load
+from mentalese.models.generation import _Streamer
 from mentalese.recipe import OptimizerConfig
 from support import keep_changes, saved, shrink
 
@@ -209,3 +213,18 @@ def test_a_damaged_config_of_a_run_is_named(copy: Path, corpus: Path) -> None:
     with pytest.raises(InputError, match=r"config.json cannot be read"):
         mentalese.train(shrink(get_recipe("gpt2/tiny"), corpus), out=copy, resume=True, show=False)
     assert json.loads((copy / "model" / "config.json").read_text())["model_type"] == "gpt2"
+
+
+def test_a_stream_keeps_the_spaces_that_begin_a_line() -> None:
+    """Llama 2's decoder removes a text's first space, and transformers decodes each line as a text."""
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "▁f:", "<0x0A>", "▁▁▁", "▁return"])}
+    inner = Tokenizer(BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<unk>")
+    streamer = _Streamer(tokenizer, skip_special_tokens=True)
+    streamer.follow([1])
+    for token in (2, 3, 4):
+        streamer.put(torch.tensor([token]))
+    streamer.end()
+    assert "".join(streamer) == "\n    return"

@@ -116,8 +116,10 @@ def _by_name(folder: Path, files: list[Path]) -> Files:
             by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
         elif file.parent == folder:
             others.append(file.name)
-    if "" not in by_prefix and (len(by_prefix) > 1 or (others and any(len(found) == 1 for found in by_prefix.values()))):
-        sets = ", ".join([*sorted(by_prefix), *others[:1]])  # a single "on_the_train" may be meant as one of the others
+    # A single "on_the_train" may be meant as one of the others.
+    several = len(by_prefix) > 1 or (others and any(len(found) == 1 for found in by_prefix.values()))
+    if "" not in by_prefix and several:
+        sets = ", ".join([*sorted(by_prefix), *others[:1]])
         raise InputError(f"{folder} contains files of several sets ({sets}): put each in a folder of its own")
     return by_prefix.get("") or next(iter(by_prefix.values()), {})
 

@@ -76,12 +76,23 @@ def stream_text(
     return _stream(saved, batch, seed, _options(saved, max_new_tokens, options))
 
 
+class _Streamer(TextIteratorStreamer):
+    """A streamer that decodes tokens after the one before them, as `decode_after`; transformers' begins lines anew."""
+
+    def follow(self, tokens: list[int]) -> None:
+        """Decode what comes next after these tokens, whose text is not repeated."""
+        self.token_cache, self.print_len = tokens, len(decode(tokens, self.tokenizer))
+
+    def put(self, value: torch.Tensor) -> None:
+        super().put(value)
+        if not self.token_cache:
+            self.follow(value.flatten().tolist()[-1:])
+
+
 def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
     model, tokenizer = saved.model, saved.tokenizer
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    # As `decode_after`: the first piece is decoded after the prompt's last token, whose text is not repeated.
-    streamer.token_cache = text_ids(batch["input_ids"][0], tokenizer)[-1:]
-    streamer.print_len = len(decode(streamer.token_cache, tokenizer))
+    streamer = _Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    streamer.follow(text_ids(batch["input_ids"][0], tokenizer)[-1:])
     closed = threading.Event()
     errors: list[BaseException] = []
 
