@@ -17,7 +17,7 @@ import pytest
 from mentalese import cli, get_recipe
 from mentalese.analyses.figures import FORMATS, figures, write_figure
 from mentalese.errors import InputError
-from mentalese.families.thought_gestalt.figures import gates
+from mentalese.families.thought_gestalt.figures import _holder, gates
 from mentalese.files import read_json
 from mentalese.formatting import model_names
 from mentalese.training.loop import train
@@ -148,6 +148,22 @@ def test_the_papers_table_gives_its_laws_and_multipliers(tmp_path: Path) -> None
     assert [round(m["value"], 2) for m in multipliers] == [1.05, 1.06, 1.07, 1.08]
     assert all(m["interval"][0] < m["value"] < m["interval"][1] for m in multipliers)
     assert written["models"]["gpt2"]["multipliers"] == []
+
+
+def test_the_sentence_with_the_answer_has_the_whole_key() -> None:
+    earlier = ["fast frog owns axe .".split(), "kind frog owns bell .".split()]
+    assert _holder(earlier, "kind frog ? bell .".split()) == 1
+    assert _holder(earlier, "kind toad ? bell .".split()) is None
+
+
+def test_a_size_is_the_text_that_was_read_not_its_limit(tmp_path: Path) -> None:
+    paths = []
+    for limit, read, perplexity in ((1000, 999, 100), (10**9, 5000, 60)):
+        path = result(tmp_path, f"gpt2/{limit}", perplexity, tokens=limit)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"train_tokens": read}))
+        paths.append(path)
+    written = draw("thought_gestalt/scaling", *paths, out=tmp_path / "scaling.svg")
+    assert [point["D"] for point in written["models"]["gpt2"]["points"]] == [999, 5000]
 
 
 def test_sizes_are_parameters_where_those_vary(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_figure_reads_each_model_to_its_own_length(
 ) -> None:
     folders = models(tokenizer, tmp_path, 16, 32)
     numbers = write_figure("positions", folders, tmp_path / "positions.svg", source=f"file:{corpus}")
-    assert [run["spans"][-1]["last"] for run in numbers["runs"]] == [16, 32]
+    assert [run["spans"][-1]["last"] for run in numbers["runs"]] == [15, 31]
     assert json.loads((tmp_path / "positions.json").read_text())["source"] == f"file:{corpus}"
 
 

@@ -145,7 +145,8 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         remedy = f"it is another than in {paths[0]}, so their positions are not comparable; draw them separately"
         require(np.array_equal(tokens, first), f"tokenizer of {path}", saved.data.tokenizer, remedy)
         window = saved.layout.window(saved.evaluation)
-        length = window[0] if window else int(np.diff(split.documents).max(initial=1))
+        # A document's first window begins with a token before its text.
+        length = window[0] - (split.beginning or 1) if window else int(np.diff(split.documents).max(initial=1))
         spans = nll_by_position(saved.token_scores(split), split, length)
         require(bool(spans), f"scored tokens of {path}", 0, "use a model of text, and documents of two tokens")
         scored = saved.scored_by(tokens="lexical").protocol

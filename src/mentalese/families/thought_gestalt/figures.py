@@ -192,7 +192,7 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[Numbers]], str]:
         baselines.add((config.get("baseline") or "").partition("/")[0])
         point = {
             "path": path,
-            "D": config["data"]["train_tokens"] or result.get("train_tokens"),
+            "D": result.get("train_tokens") or config["data"]["train_tokens"],
             "N": result["parameters"]["non_embedding"],
             "loss": test["nll"],
             "perplexity": test["perplexity"],
@@ -411,6 +411,12 @@ def recall(paths: list[str], *, source: str | None = None, documents: int = 200)
     return picture, {"path": saved.path, "label": label, "source": saved.data.source, "split": "test"} | values
 
 
+def _holder(earlier: list[list[str]], question: list[str]) -> int | None:
+    """Return the number of the sentence that has the answer: `kind frog owns ..` for `kind frog ? ..`."""
+    states = [*question[: question.index("?")], "owns"]
+    return next((i for i, sentence in enumerate(earlier) if sentence[: len(states)] == states), None)
+
+
 def _by_holder(saved: Saved, documents: int) -> Numbers:
     """Return the mean influence on answers, in nats, and the mean attention of their sentences, by sentence."""
     from mentalese.models.influence import influence
@@ -425,8 +431,7 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
         words = ["".join(trace.tokens[each.start : each.end]).split() for each in trace.thoughts]
         for i, sentence in enumerate(words):
             if "?" in sentence:
-                key = sentence[sentence.index("?") - 1]
-                holder = next((j for j, other in enumerate(words[:i]) if key in other and "owns" in other), None)
+                holder = _holder(words[:i], sentence)
                 if holder is None:  # another text's question
                     continue
                 holders.append(holder)
