@@ -17,6 +17,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import Recipe, ThoughtTrace, cli, get_recipe
+from mentalese.data.config import AnswerRuleName
 from mentalese.data.store import split_of
 from mentalese.errors import InputError
 from mentalese.formatting import model_names
@@ -160,6 +161,18 @@ def test_an_answer_is_compared_with_the_right_one(runs: dict[str, Path]) -> None
     assert inside(think_page(load(runs["gpt2"]), TEXT))["traces"][0]["answer"] is None
     with pytest.raises(InputError, match=r"answer is 'x', and .* does not answer questions: remove it"):
         think_page(load(runs["gpt2"]), TEXT, answer="x")
+
+
+@pytest.mark.parametrize("rule", ["number", "text", "choice"])
+def test_an_answer_is_marked_by_the_rule_of_the_models_questions(runs: dict[str, Path], rule: AnswerRuleName) -> None:
+    opened = load(runs["coconut"]).scored_by(answer_rule=rule)
+    ids, scores = torch.zeros(2, dtype=torch.long), {"surprisal": torch.zeros(2)}
+    for text, expected, right in (("### 07", "7", rule == "number"), ("### B) a dog", "B", rule == "choice")):
+        found = ThoughtTrace(
+            input_ids=ids, scores=scores, tokens=["q", text], special=[False, False], written=1, model="coconut"
+        )
+        answer = payload([found], models=[opened], expected=expected)["traces"][0]["answer"]
+        assert answer["right"] is right
 
 
 def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> None:

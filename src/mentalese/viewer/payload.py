@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mentalese.data.store import before_preparing
 from mentalese.evaluation.answer_rule import AnswerRule, final_answer, free_answer
 from mentalese.formatting import model_names, short_names
 from mentalese.models.base import LanguageModel, count_parameters
@@ -89,6 +90,13 @@ def payload(
     }
 
 
+def _rule(model: Saved | None, right: str) -> AnswerRule:
+    """Return the rule by which `mentalese answer` marks this model's answers."""
+    if model is None:
+        return AnswerRule.of("", [right])
+    return AnswerRule.of(before_preparing(model.data).source, [right], model.evaluation.answer_rule)
+
+
 def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Drawn:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
@@ -102,7 +110,7 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         final = final_answer(text)
         if right is not None and model is not None and not model.layout.questions:
             final = free_answer(text, right, whole=model.chat)
-        is_right = None if right is None else AnswerRule.of("", [right]).equal(final, right)
+        is_right = None if right is None else _rule(model, right).equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
 
     def text_of(token: int) -> str:
