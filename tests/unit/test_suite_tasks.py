@@ -164,6 +164,11 @@ def test_closed_share_is_0_at_the_floor_and_1_at_the_optimum() -> None:
         assert levels.closed((levels.floor + levels.optimum) / 2) == pytest.approx(0.5)
 
 
+def test_a_task_without_a_gap_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the task's floor is 1\.0: that is its optimum too"):
+        Levels(1.0, 1.0, 0.5, "accuracy").closed(0.7)
+
+
 @pytest.mark.slow
 def test_documentation_has_levels_and_example_of_each_task() -> None:
     text = DOCS.read_text()

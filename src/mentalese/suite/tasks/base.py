@@ -61,7 +61,13 @@ class Levels:
     unit: Literal["nats", "accuracy", "bits per byte"]
 
     def closed(self, score: float) -> float:
-        """Return the share of the gap between floor and optimum that a score closes; below 0 under the floor."""
+        """Return the share of the gap between floor and optimum that a score closes; below 0 under the floor.
+
+        Raises:
+            InputError: there is no gap: with the task's options, a model without the mechanism reaches the optimum.
+        """
+        is_gap = abs(self.floor - self.optimum) > 1e-9
+        require(is_gap, "the task's floor", self.floor, "that is its optimum too: use other options")
         return (self.floor - score) / (self.floor - self.optimum)
 
 
