@@ -151,9 +151,9 @@ def test_the_papers_table_gives_its_laws_and_multipliers(tmp_path: Path) -> None
 
 
 def test_the_sentence_with_the_answer_has_the_whole_key() -> None:
-    earlier = ["fast frog owns axe .".split(), "kind frog owns bell .".split()]
-    assert _holder(earlier, "kind frog ? bell .".split()) == 1
-    assert _holder(earlier, "kind toad ? bell .".split()) is None
+    earlier = [["fast", "frog", "owns", "axe", "."], ["kind", "frog", "owns", "bell", "."]]
+    assert _holder(earlier, ["kind", "frog", "?", "bell", "."]) == 1
+    assert _holder(earlier, ["kind", "toad", "?", "bell", "."]) is None
 
 
 def test_a_size_is_the_text_that_was_read_not_its_limit(tmp_path: Path) -> None:
