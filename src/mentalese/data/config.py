@@ -52,7 +52,7 @@ class DataConfig:
             source than the recipe's is read whole, unless this is set too.
         held_out: documents that become validation and test, half each, if the source lacks these splits. Below 1: a
             share, chosen by a hash of the text (0.001: validation is as large as nanoGPT's). From 2 on: the last N
-            documents (Latent Thought Models and MDLM: 100,000).
+            documents, of an odd N one fewer (Latent Thought Models and MDLM: 100,000).
     """
 
     source: SourceName = "builtin:stdlib"
