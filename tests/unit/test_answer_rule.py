@@ -191,6 +191,11 @@ def test_only_separators_of_thousands_are_removed(text: str, answer: str) -> Non
         ("3 and 4\n### Answer: 7", "7"),
         ("### 1. Add 3 and 4.\nIt is 7.", "7"),
         ("I am #1 with 7 points", "7"),
+        ("### 1st step\nIt is 7", "7"),
+        ("### 3 + 4\nIt is 7", "7"),
+        ("a 9\n#### 7. She makes it.", "7"),
+        ("a 9\n#### \\$7 left", "7"),
+        ("### 7 dollars\n    # 5 apples", "7"),
         ("10-3=7.", "7"),
         ("x = -$1,234.5.", "-1234.5"),
         ("- 5 apples", "5"),
@@ -215,6 +220,20 @@ def test_free_answers_keep_sign_point_and_exponent(text: str, answer: str) -> No
 )
 def test_of_a_chat_model_the_whole_text_is_read(text: str, answer: str) -> None:
     assert free_answer(text, "5", whole=True) == answer != free_answer(text, "5", whole=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "answer"),
+    [
+        ("The answer is **B**.\n\n### Explanation\nBecause dogs bark.", "B", None),
+        ("Dogs bark.\n\nSo the answer is (B).", "B", None),
+        ("Paris\n\n# Notes\nIt is in France.", "Paris", "Paris"),
+        ("It is in France.\n\n#### Paris", "Paris", "Paris"),
+    ],
+)
+def test_headings_of_a_chat_model_are_not_answers(text: str, expected: str, answer: str | None) -> None:
+    read = free_answer(text, expected, whole=True)
+    assert read == answer if answer else AnswerRule("choice").equal(read, expected)
 
 
 def test_a_free_answer_ends_before_a_line_or_a_shot() -> None:

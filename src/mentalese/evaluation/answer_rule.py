@@ -41,7 +41,7 @@ _ROUNDING = Fraction(1, 10**12)
 """The relative difference of two numbers that are written as floats, such as 0.1 + 0.2 and 0.3."""
 
 _CHOICE = re.compile(r"[(\[]?([A-Za-z])[)\].:]?|[(\[]?([A-Z])[)\].:]+\s.*", re.DOTALL)
-_MARKUP = re.compile(r"\\(?:boxed|text\w*|math\w+)\b|[*_`{}$]")
+_MARKUP = re.compile(r"\\(?:boxed|text\w*|math\w+)\b|\\?[*_`{}$]")
 _CHOICE_IN_TEXT = re.compile(r"\b(?i:answer|option|choice)(?:\s+is)?\s*:?\s*[(\[]?([A-Z])\b(?!['’]|(?<=[AI])\s+[a-z])")
 
 _WHOLE = ("yes", "no", "noanswer")
@@ -54,8 +54,12 @@ _AROUND = "()[]{}\"'`,;:!?*_"
 
 _HASHES = r"(?:^[ \t]*#+|#{3,})"  # not the one of "#1" or "C#"
 _MARK = re.compile(rf"({_HASHES})[ \t]*([^\n]*)", re.MULTILINE)
-_BEFORE_NUMBER = re.compile(r"\s*(?i:the )?(?i:final )?(?i:answer)?(?i: is)?\s*[:=]?\s*(?!\d+[.):]\s+\S)")
-"""What may precede a number after a mark; the number of a heading, such as `1. Add`, is not one."""
+_BEFORE_NUMBER = re.compile(r"\s*(?i:the )?(?i:final )?(?i:answer)?(?i: is)?\s*[:=]?\s*")
+"""What may precede a number after a mark."""
+_NOT_ANSWER = re.compile(r"(?:st|nd|rd|th)\b|:\d|\s*[-+*/×=]\s*\S")
+"""What follows a number after a mark that is not the answer: of `1st step`, `10:30` and `3 + 4`."""
+_NUMBERED = re.compile(r"\s*\d+[.):]\s+\S")
+"""The beginning of a numbered heading, such as `1. Add`."""
 _ENDED = re.compile(rf"\S[^\n]*\n[ \t]*\n|{_HASHES}[ \t]*[^\s#][^\n]*\n", re.MULTILINE)
 
 
@@ -135,12 +139,15 @@ def free_answer(text: str, expected: str, *, whole: bool) -> str:
     `## Step 1`, are not answers.
 
     Args:
-        whole: read all of the text, as of a chat model, which ends its turn; else only up to an empty line, which ends
-            a shot.
+        whole: read all of the text, as of a chat model, which ends its turn, and of which only `####` marks words; else
+            only up to an empty line, which ends a shot.
     """
     parts = [text] if whole else re.split(r"\n[ \t]*\n", text.strip())
     if number_in(expected) is None:
-        marked = _longest_marks(parts[0])
+        # A chat model's headings are not marks; it may name a choice in its last paragraph.
+        marked = _longest_marks(parts[0]) if not whole or "####" in text else []
+        if whole and not _CHOICE.fullmatch(expected):
+            parts = re.split(r"\n[ \t]*\n", text.strip())
         return _without_thousands(marked[0] if marked else parts[0]).strip()
     for part in parts:
         if (answer := _free_number(part)) is not None:
@@ -216,8 +223,9 @@ def _free_number(text: str) -> str | None:
         if (number := _written(marked)) is not None:
             return number
     for marked in longest if "###" in text else ():
-        plain = _plain(_MARKUP.sub("", marked))
-        if (before := _BEFORE_NUMBER.match(plain)) and (run := _RUN.match(plain, before.end())):
+        plain = _BEFORE_NUMBER.sub("", _plain(_MARKUP.sub("", marked)), count=1)
+        run = None if "####" not in text and _NUMBERED.match(plain) else _RUN.match(plain)
+        if run is not None and not _NOT_ANSWER.match(plain, run.end()):
             return _number_of(run[0])
     runs = [match[0] for match in _RUN.finditer(_plain(_MARK.sub("", text)))]
     return _number_of(runs[-1]) if runs else None
@@ -230,7 +238,7 @@ def _number_of(run: str) -> str:
 
 def _longest_marks(text: str) -> list[str]:
     """Return the rest of the line after each of the longest runs of `#`s."""
-    matches = [(len(match[1]), match[2]) for match in _MARK.finditer(text)]
+    matches = [(len(match[1].strip()), match[2]) for match in _MARK.finditer(text)]
     longest = max((length for length, _ in matches), default=0)
     return [marked for length, marked in matches if length == longest]
 
