@@ -64,9 +64,16 @@ def test_a_decoder_with_a_head_elsewhere_is_refused() -> None:
         as_model(AutoModelForCausalLM.from_config(config))
 
 
-@pytest.mark.parametrize("kind", ["electra", "xlnet", "xlm"])
+@pytest.mark.parametrize("kind", ["electra", "xlnet", "xlm", "gemma3_text"])
 def test_a_model_that_reads_later_tokens_is_refused(kind: str) -> None:
+    fields = {"use_bidirectional_attention": True} if kind == "gemma3_text" else {}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields))
     with pytest.raises(InputError, match=r"reads later tokens, so that its scores are not likelihoods"):
         as_model(model)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_old_fields_of_a_decoder_do_not_make_it_an_encoder(kind: str) -> None:
+    config = AutoConfig.for_model(kind, is_decoder=False, add_cross_attention=False, intermediate_size=16, **SIZES)
+    assert as_model(AutoModelForCausalLM.from_config(config)).estimators[0] == "exact"

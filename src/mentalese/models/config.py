@@ -216,9 +216,12 @@ def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
 
 
 def reads_later_tokens(config: PreTrainedConfig) -> bool:
-    """Test if the states of a causal LM of transformers depend on later tokens: BERT, XLNet and XLM can."""
-    encodes = hasattr(config, "add_cross_attention") and getattr(config, "is_decoder", True) is False
-    return encodes or getattr(config, "attn_type", None) == "bi" or getattr(config, "causal", None) is False
+    """Test if the states of a causal LM depend on later tokens: BERT, Gemma, XLNet and XLM can be set so."""
+    # Old configs of decoders contain these two fields too, without effect.
+    encodes = {"is_decoder", "add_cross_attention"} <= config.__dataclass_fields__.keys() and not config.is_decoder
+    on_both_sides = getattr(config, "use_bidirectional_attention", None) in (True, "all")
+    on_both_sides |= getattr(config, "attn_type", None) == "bi"
+    return encodes or on_both_sides or getattr(config, "causal", None) is False
 
 
 def kinds_of_layers(config: PreTrainedConfig) -> set[str]:
