@@ -119,3 +119,14 @@ def test_a_token_costs_its_experts_whatever_their_router_is_called(model_type: s
         model = AutoModelForCausalLM.from_config(config)
     attention, experts, router = 2 * 64 * (64 + 32), 4 * 3 * 64 * 128, 32 * 64
     assert linear_weights(model) == 2 * (attention + experts + router)
+
+
+def test_experts_that_a_decoder_layer_holds_itself_are_counted() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300}
+    counts = []
+    for chosen in (1, 2):
+        experts = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": chosen, "moe_intermediate_size": 32}
+        with torch.device("meta"):
+            config = CONFIG_MAPPING["gemma4_text"](**sizes, **experts, vocab_size_per_layer_input=300)
+            counts.append(linear_weights(AutoModelForCausalLM.from_config(config)))
+    assert counts[1] - counts[0] == 2 * 3 * 64 * 32

@@ -106,9 +106,10 @@ def _experts(block: nn.Module) -> int:
     gate: Any = getattr(block, "gate", None) or getattr(block, "router", None)
     if not stacked or gate is None:
         return 0
-    chosen: Any = getattr(block, "top_k", None) or getattr(gate, "top_k", None)
+    named = [(block, "top_k"), (gate, "top_k"), (getattr(gate, "config", None), "top_k_experts")]
+    chosen: Any = next((number for where, name in named if (number := getattr(where, name, None))), None)
     if chosen is None:
-        raise InputError(f"{type(block).__name__} has no top_k, so its cost cannot be counted: set it in the config")
+        raise InputError(f"{type(block).__name__} does not say how many experts a token has: use another base")
     router = [p for p in gate.parameters(recurse=False) if p.ndim == 2 and not isinstance(gate, nn.Linear)]
     return sum(p.numel() for p in router) + sum(p.numel() // len(p) for p in stacked) * chosen
 
