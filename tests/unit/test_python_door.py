@@ -217,14 +217,14 @@ def test_a_damaged_config_of_a_run_is_named(copy: Path, corpus: Path) -> None:
 
 def test_a_stream_keeps_the_spaces_that_begin_a_line() -> None:
     """Llama 2's decoder removes a text's first space, and transformers decodes each line as a text."""
-    vocabulary = {token: i for i, token in enumerate(["<unk>", "▁f:", "<0x0A>", "▁▁▁", "▁return"])}
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "▁f:", "<0x0A>", "▁▁▁", "▁return", "</s>"])}
     inner = Tokenizer(BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     inner.decoder = decoders.Sequence(steps)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
     streamer = _Streamer(tokenizer, skip_special_tokens=True)
     streamer.follow([1])
-    for token in (2, 3, 4):
+    for token in (2, 5, 3, 4):  # an end of another text is not text
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert "".join(streamer) == "\n    return"

@@ -81,12 +81,13 @@ class _Streamer(TextIteratorStreamer):
 
     def follow(self, tokens: list[int]) -> None:
         """Decode what comes next after these tokens, whose text is not repeated."""
-        self.token_cache, self.print_len = tokens, len(decode(tokens, self.tokenizer))
+        self.last, self.token_cache, self.print_len = tokens, [*tokens], len(decode(tokens, self.tokenizer))
 
     def put(self, value: torch.Tensor) -> None:
+        self.last = text_ids(value.flatten(), self.tokenizer)[-1:] or self.last
         super().put(value)
         if not self.token_cache:
-            self.follow(value.flatten().tolist()[-1:])
+            self.follow(self.last)
 
 
 def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
