@@ -315,6 +315,9 @@ def test_one_file_among_others_is_not_taken_for_a_split(tmp_path: Path) -> None:
         jsonl(tmp_path / name, numbered(1))
     with pytest.raises(InputError, match=r"files of several sets \(reviews_of_the, 2021.jsonl\)"):
         find_files(tmp_path, (".jsonl",))
+    for name in ("2021.jsonl", "2022.jsonl"):
+        (tmp_path / name).rename(tmp_path / f"README-{name}")
+    assert find_files(tmp_path, (".jsonl",)) == ({"train": [tmp_path / "reviews_of_the_train.jsonl"]}, True)
 
 
 @pytest.mark.parametrize("other", ["train.jsonl.gz", "train.json", "train.parquet"])

@@ -36,6 +36,8 @@ _SPLITS = {name: name for name in ("train", "validation", "test")} | SPLIT_ALIAS
 _SPLIT_FILE = re.compile(rf"(?:(?P<prefix>.*?)[-_])??(?P<split>{'|'.join(_SPLITS)})(?:[-_.].*)?")
 ENCODING = "utf-8-sig"
 """UTF-8; the mark that some editors write before a text does not belong to it."""
+_ABOUT = ("README", "LICENSE", "dataset_info")
+"""Beginnings of names of files about a set."""
 _PIECE = 1_000_000  # characters of a line that are read at once
 
 
@@ -110,11 +112,11 @@ def _by_split(folder: Path, files: list[Path]) -> Files:
 def _by_name(folder: Path, files: list[Path]) -> Files:
     """Group the files that are directly in the folder and called like a split."""
     by_prefix: dict[str, Files] = {}
-    others = []
+    others: list[str] = []
     for file in files:
         if file.parent == folder and (match := _SPLIT_FILE.fullmatch(file.name)):
             by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
-        elif file.parent == folder:
+        elif file.parent == folder and not file.name.startswith(_ABOUT):
             others.append(file.name)
     # A single "on_the_train" may be meant as one of the others.
     several = len(by_prefix) > 1 or (others and any(len(found) == 1 for found in by_prefix.values()))
