@@ -19,11 +19,10 @@ from mentalese.data.layouts import Layout, Packed, QuestionAnswer, SentenceStrea
 from mentalese.data.store import TokenStore, prepare
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
+from mentalese.evaluation.answer_rule import final_answer, free_answer
 from mentalese.evaluation.answers import (
     AnswerMetrics,
     ask,
-    final_answer,
-    free_answer,
 )
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.evaluation.questions import check_room

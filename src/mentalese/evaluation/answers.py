@@ -17,20 +17,17 @@ import torch
 
 from mentalese.data.layouts import Packed
 from mentalese.data.split import Split
-from mentalese.data.store import before_preparing
 from mentalese.data.tokenizers import decode, special_token_ids
 from mentalese.errors import require
 from mentalese.evaluation.answer_rule import (
     AnswerRule,
     exact_match,
     f1,
-    final_answer,
-    free_answer,
     free_answer_ended,
 )
 from mentalese.evaluation.metric import ACCURACY, Metric
 from mentalese.evaluation.options import AnswerOptions
-from mentalese.evaluation.questions import QuestionPrompts
+from mentalese.evaluation.questions import QuestionPrompts, answer_in, rule_of
 from mentalese.files import sealed, write_json, write_text
 from mentalese.models.config import require_own_thoughts
 from mentalese.models.generation import WHOLE_DISTRIBUTION, plainly, seeded, stops
@@ -251,18 +248,14 @@ def ask(
     batches, limit, context = prompts.batches(), prompts.limit, prompts.context
     generation = stops(saved.model, saved.layout.special_ids(saved.tokenizer))
     questions, right_answers = prompts.questions, prompts.right_answers
-    rule = AnswerRule.of(before_preparing(saved.data).source, right_answers.values(), saved.evaluation.answer_rule)
+    rule = rule_of(saved, right_answers.values())
     latents = saved.layout.asked().get("latents")
     records: list[AnswerRecord] = []
 
     def record(document: int, output: Output, attempts: list[Output], seconds: float) -> AnswerRecord:
         expected, ended = right_answers[document], output.ended
-        texts = [one.text for one in (output, *attempts)]
-        if saved.layout.questions:
-            answer, *others = (final_answer(text) for text in texts)
-        else:
-            answer, *others = (free_answer(text, expected, whole=saved.chat) for text in texts)
-            ended = ended or (not saved.chat and free_answer_ended(output.text))
+        answer, *others = (answer_in(one.text, expected, saved) for one in (output, *attempts))
+        ended = ended or (not saved.answers and free_answer_ended(output.text))
         return AnswerRecord(
             document=document,
             question=questions[document],

@@ -14,9 +14,10 @@ from mentalese.data.config import EvaluationConfig
 from mentalese.data.evaluation import by_length, question_batches
 from mentalese.data.layouts import Layout
 from mentalese.data.split import Split
+from mentalese.data.store import before_preparing
 from mentalese.data.tokenizers import Turn, decode, decode_after, question_text, user_turn
 from mentalese.errors import InputError, require
-from mentalese.evaluation.answer_rule import FINAL_ANSWER, FREE_ANSWER, AnswerRule, final_answer
+from mentalese.evaluation.answer_rule import FINAL_ANSWER, FREE_ANSWER, AnswerRule, final_answer, free_answer
 from mentalese.evaluation.options import AnswerOptions
 from mentalese.models.build import context_length
 from mentalese.models.saved import Saved
@@ -29,6 +30,16 @@ def answer_limit(evaluation: EvaluationConfig, layout: Layout, splits: Iterable[
     It is `evaluation.answer_tokens`, or the length of the longest steps and answer of the splits, if that is more.
     """
     return max(evaluation.answer_tokens, *(int(layout.answer_lengths(split).max(initial=0)) for split in splits))
+
+
+def rule_of(saved: Saved, answers: Iterable[str]) -> AnswerRule:
+    """Return the rule by which a model's answers are compared with these right ones."""
+    return AnswerRule.of(before_preparing(saved.data).source, answers, saved.evaluation.answer_rule)
+
+
+def answer_in(text: str, expected: str, saved: Saved) -> str:
+    """Return the answer in a model's text: `final_answer` if it was trained to end one, else `free_answer`."""
+    return final_answer(text) if saved.layout.questions else free_answer(text, expected, whole=saved.chat)
 
 
 def check_room(saved: Saved, split: Split) -> None:

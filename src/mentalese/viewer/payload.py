@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mentalese.data.store import before_preparing
-from mentalese.evaluation.answer_rule import AnswerRule, final_answer, free_answer
+from mentalese.evaluation.answer_rule import AnswerRule, final_answer
+from mentalese.evaluation.questions import answer_in, rule_of
 from mentalese.formatting import model_names, short_names
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.saved import Saved
@@ -90,13 +90,6 @@ def payload(
     }
 
 
-def _rule(model: Saved | None, right: str) -> AnswerRule:
-    """Return the rule by which `mentalese answer` marks this model's answers."""
-    if model is None:
-        return AnswerRule.of("", [right])
-    return AnswerRule.of(before_preparing(model.data).source, [right], model.evaluation.answer_rule)
-
-
 def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Drawn:
     kind = _model_class(trace.model)
     words = {**SHOWN, **kind.shown}
@@ -107,10 +100,11 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         pairs = zip(trace.tokens[written:], trace.special[written:])
         text = "".join(token for token, special in pairs if not special).strip()
         right = None if expected is None else final_answer(f"### {expected}")
-        final = final_answer(text)
-        if right is not None and model is not None and not model.layout.questions:
-            final = free_answer(text, right, whole=model.chat)
-        is_right = None if right is None else _rule(model, right).equal(final, right)
+        final, is_right = final_answer(text), None
+        if right is not None:
+            final = final if model is None else answer_in(text, right, model)
+            rule = AnswerRule.of("", [right]) if model is None else rule_of(model, [right])
+            is_right = rule.equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
 
     def text_of(token: int) -> str:
