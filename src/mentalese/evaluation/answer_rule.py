@@ -55,9 +55,9 @@ _AROUND = "()[]{}\"'`,;:!?*_"
 _HASHES = r"(?:^[ \t]*#+|#{3,})"  # not the one of "#1" or "C#"
 _MARK = re.compile(rf"({_HASHES})[ \t]*([^\n]*)", re.MULTILINE)
 _BEFORE_NUMBER = re.compile(r"\s*(?i:the )?(?i:final )?(?i:answer)?(?i: is)?\s*[:=]?\s*")
-"""What may precede a number after a mark."""
+"""Words and signs that may precede a number after a mark."""
 _NOT_ANSWER = re.compile(r"(?:st|nd|rd|th)\b|:\d|\s*[-+*/×=]\s*\S")
-"""What follows a number after a mark that is not the answer: of `1st step`, `10:30` and `3 + 4`."""
+"""Signs and letters after a number that is not the answer, as in `1st step`, `10:30` and `3 + 4`."""
 _NUMBERED = re.compile(r"\s*\d+[.):]\s+\S")
 """The beginning of a numbered heading, such as `1. Add`."""
 _ENDED = re.compile(rf"\S[^\n]*\n[ \t]*\n|{_HASHES}[ \t]*[^\s#][^\n]*\n", re.MULTILINE)
@@ -142,13 +142,13 @@ def free_answer(text: str, expected: str, *, whole: bool) -> str:
         whole: read all of the text, as of a chat model, which ends its turn, and of which only `####` marks words; else
             only up to an empty line, which ends a shot.
     """
-    parts = [text] if whole else re.split(r"\n[ \t]*\n", text.strip())
+    paragraphs = re.split(r"\n[ \t]*\n", text.strip())
+    parts = [text] if whole else paragraphs
     if number_in(expected) is None:
         # A chat model's headings are not marks; it may name a choice in its last paragraph.
         marked = _longest_marks(parts[0]) if not whole or "####" in text else []
-        if whole and not _CHOICE.fullmatch(expected):
-            parts = re.split(r"\n[ \t]*\n", text.strip())
-        return _without_thousands(marked[0] if marked else parts[0]).strip()
+        unmarked = text if whole and _CHOICE.fullmatch(expected) else paragraphs[0]
+        return _without_thousands(marked[0] if marked else unmarked).strip()
     for part in parts:
         if (answer := _free_number(part)) is not None:
             return answer
