@@ -222,9 +222,8 @@ def test_a_stream_keeps_the_spaces_that_begin_a_line() -> None:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     inner.decoder = decoders.Sequence(steps)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
-    streamer = _Streamer(tokenizer, skip_special_tokens=True)
-    streamer.follow([1])
-    for token in (2, 5, 3, 4):  # an end of another text is not text
+    streamer = _Streamer(tokenizer)
+    for token in (1, 2, 5, 3, 4):  # the prompt; an end of another text is not text
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert "".join(streamer) == "\n    return"

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, TextIteratorStreamer
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TextIteratorStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.data.tokenizers import MASK, decode, decode_after, special_token_ids, text_ids
+from mentalese.data.tokenizers import MASK, decode, decode_after, special_ids, special_token_ids
 from mentalese.errors import InputError, require
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
@@ -77,23 +77,24 @@ def stream_text(
 
 
 class _Streamer(TextIteratorStreamer):
-    """A streamer that decodes tokens after the one before them, as `decode_after`; transformers' begins lines anew."""
+    """A streamer that decodes new text after the token before it, as `decode_after`; transformers decodes each line."""
 
-    def follow(self, tokens: list[int]) -> None:
-        """Decode what comes next after these tokens, whose text is not repeated."""
-        self.last, self.token_cache, self.print_len = tokens, [*tokens], len(decode(tokens, self.tokenizer))
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.markers = special_ids(tokenizer)
+        self.last: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        self.last = text_ids(value.flatten(), self.tokenizer)[-1:] or self.last
+        """Receive the prompt first, then the new tokens."""
+        self.last = [i for i in value.flatten().tolist() if i not in self.markers][-1:] or self.last
         super().put(value)
         if not self.token_cache:
-            self.follow(self.last)
+            self.token_cache, self.print_len = [*self.last], len(decode(self.last, self.tokenizer))
 
 
 def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
     model, tokenizer = saved.model, saved.tokenizer
-    streamer = _Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    streamer.follow(text_ids(batch["input_ids"][0], tokenizer)[-1:])
+    streamer = _Streamer(tokenizer)
     closed = threading.Event()
     errors: list[BaseException] = []
 
