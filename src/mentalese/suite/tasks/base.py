@@ -64,11 +64,11 @@ class Levels:
         """Return the share of the gap between floor and optimum that a score closes; below 0 under the floor.
 
         Raises:
-            InputError: there is no gap: with the task's options, a model without the mechanism reaches the optimum.
+            InputError: floor and optimum are equal: with the task's options, the mechanism is not needed.
         """
-        is_gap = abs(self.floor - self.optimum) > 1e-9
-        require(is_gap, "the task's floor", self.floor, "that is its optimum too: use other options")
-        return (self.floor - score) / (self.floor - self.optimum)
+        gap = self.floor - self.optimum
+        require(abs(gap) > 1e-9, "the task's floor", self.floor, "that is its optimum too: use other options")
+        return (self.floor - score) / gap
 
 
 @checked_dataclass("")
