@@ -103,7 +103,7 @@ def _experts(block: nn.Module) -> int:
     """Count the weights, of experts [experts, out, in] and router, that multiply a token; 0 for any other module."""
     experts = getattr(block, "experts", None)
     stacked = [p for p in experts.parameters() if p.ndim == 3] if isinstance(experts, nn.Module) else []
-    gate: Any = getattr(block, "gate", None) or getattr(block, "router", None)
+    gate: Any = getattr(block, "gate", getattr(block, "router", None))
     if not stacked or gate is None:
         return 0
     named = [(block, "top_k"), (gate, "top_k"), (getattr(gate, "config", None), "top_k_experts")]

@@ -52,9 +52,9 @@ def check_positions(position_ids: object, attention_mask: Tensor | None) -> None
 
     Unlike the other checks it waits for a GPU: few calls with more than one token have `position_ids`.
     """
-    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
+    if not isinstance(position_ids, Tensor) or position_ids.shape[-1] < 2:
         return
-    if position_ids.device.type == "meta":
+    if position_ids.is_meta or torch.compiler.is_compiling():  # neither has values to read
         return
     falls = position_ids.diff(dim=-1) < 0
     if attention_mask is not None:  # padding has any position
