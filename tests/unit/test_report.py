@@ -401,7 +401,7 @@ def test_trials_are_shown_with_best_values_at_the_edge() -> None:
     for row in compared["rows"]:
         row["tuning"] = dict(tuning)
     more = {"settings": {"optimizer.learning_rate": "0.02"}, "value": 140.0, "value_stderr": 2.5}
-    more |= {"extended": False, "seeds": 3}
+    more |= {"extended": False, "seeds": 3, "nll": 4.9, "nll_stderr": 0.02}
     compared["rows"][1]["tuning"] |= {"at_edge": ["optimizer.learning_rate"], "trials": [*trials, more]}
     text = report(compared)
     assert re.findall(r'<th scope="col">([^<]*e-3|[\d.]+)</th>', text) == ["1e-3", "3e-3", "0.009", "0.02"]
@@ -409,7 +409,7 @@ def test_trials_are_shown_with_best_values_at_the_edge() -> None:
         re.findall(r"<td[^>]*>(.*?)</td>", line)[:4] for line in text.splitlines() if "loss not finite" in line
     ] == [
         ["120.0", "<strong>99.0</strong>", "loss not finite +", "–"],
-        ["120.0", "<strong>99.0</strong>", "loss not finite +", "140.0 ± 2.50"],
+        ["120.0", "<strong>99.0</strong>", "loss not finite +", "140.0 ± 2.50; 4.900 ± 0.020"],
     ]
     assert "still at the edge of what was tried for family1/tiny (optimizer.learning_rate)." in Page(text).text
     assert "Tuning" not in Page(report(comparison(2))).text

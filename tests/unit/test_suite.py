@@ -36,6 +36,7 @@ from mentalese.suite.judge import (
     judge,
     levels_of,
     part_nats,
+    solved,
     undecided,
     verdict,
 )
@@ -152,6 +153,9 @@ def test_a_verdict_is_no_more_than_its_tests(tmp_path: Path) -> None:
     assert verdict(twin, judged["methods"]) == "undecided"
     own["health"]["reason"] = "kl is below 1"
     assert (verdict(own, judged["methods"]), undecided(judged)) == ("not trained", [])
+    [ahead] = result(SCORES, tmp_path)["tasks"]
+    ahead["methods"][0]["health"]["reason"] = "kl is below 1"
+    assert verdict(ahead["methods"][0], ahead["methods"]) == "better", "what is better than its controls works"
     assert "<b>not trained</b>: kl is below 1" in suite_page(
         {"tasks": [judged], "created": "2026-01-01T00:00:00+00:00"}
     )
@@ -185,6 +189,11 @@ def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
     assert twin["at_equal_flops"]["gain"] == pytest.approx(-0.5)
     assert twin["at_equal_flops"]["conclusive"]
     assert swapped["at_equal_flops"]["gain"] == pytest.approx(0, abs=1e-9)
+    longer = runs["topics/latent_thought-twin"][2]
+    longer["flops"] = longer["curve"][-1]["flops"] = 1.5e12  # a budget of the seed, not of the mean
+    add_equal_flops(judged["methods"], runs, 0.95)
+    assert twin["at_equal_flops"]["flops"] == pytest.approx(3.5e12 / 3)
+    assert (twin["at_equal_flops"]["seeds"], twin["at_equal_flops"]["gain"]) == (3, pytest.approx(-1 / 3))
     runs["topics/latent_thought-twin"][0]["curve"] = []
     del twin["at_equal_flops"]
     add_equal_flops(judged["methods"], runs, 0.95)
@@ -236,6 +245,28 @@ def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
 
     assert conclusive(0.01) == [False, False]
     assert conclusive(0.1) == [True, True]
+
+
+@pytest.mark.parametrize(("seeds", "verdict_of_all"), [(5, "undecided"), (10, "not better")])
+def test_a_few_seeds_that_all_fail_decide_nothing(seeds: int, verdict_of_all: str, tmp_path: Path) -> None:
+    """On questions a seed finds the computation or does not, and the spread of failures tells nothing of the next."""
+    scores = {
+        name: [0.2 + (seed + place) % 3 / 1000 for seed in range(seeds)]
+        for place, name in enumerate(("sim-cot", "no-cot", "pause-curriculum"))
+    }
+    made = SUITE["composition"](1.0)
+    made = dataclasses.replace(made, methods=tuple(m for m in made.methods if m.recipe.name[12:] in scores))
+    compared = comparison(made, scores)
+    for run in (run for row in compared["rows"] for run in row["runs"]):
+        run["test"] |= {"accuracy": run["test"]["nll"], "questions": 1000}
+    judged = judge(made, compared, tmp_path, looks=4)
+    assert judged["methods"][0]["solved"]["count"] == 0
+    assert verdict(judged["methods"][0], judged["methods"]) == verdict_of_all
+    assert bool(undecided(judged)) == (seeds == 5)
+
+
+def test_a_share_of_nine_tenths_is_solved() -> None:
+    assert solved([(0.95 - 0.5) / 0.5, 0.899])["count"] == 1
 
 
 def test_dots_beyond_the_scale_stand_at_its_edge(tmp_path: Path) -> None:

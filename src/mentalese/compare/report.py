@@ -254,7 +254,7 @@ def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
             if value is None and trial["seeds"] > 1:
                 text += f" with {trial['diverged']} of {trial['seeds']} seeds"
             elif trial["seeds"] > 1:
-                text += f" ± {row.metric.format(trial['value_stderr'])}"
+                text += f" ± {row.metric.format(trial['value_stderr'])}; {trial['nll']:.3f} ± {trial['nll_stderr']:.3f}"
             cells[tuple(trial["settings"].values())] = Cell(text + " +" * trial["extended"], value, strong=strong)
         table.append({", ".join(values): cell for values, cell in cells.items()})
     return table

@@ -49,6 +49,9 @@ SOLVED = 0.9
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
 """The widths below which an interval shows that two methods hardly differ: in shares of the gap, and on a corpus of
 the first method's bits, since its optimum is unknown."""
+SEEDS_FOR_NARROW = 10
+"""The least seeds of which a narrow interval decides on questions. There a seed finds the computation or does not: of
+five that fail alike up to 43% of further ones may succeed (Wilson), of ten 28%."""
 
 
 def judge(
@@ -82,7 +85,10 @@ def judge(
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
         condition = {"health": health(paths)} if method.role == "mechanism" else {}
-        further = {name: summary([further_score(task, name, path) for path in paths]) for name in task.further}
+        ends = method.family not in bounded
+        further = {
+            name: summary([further_score(task, name, path, ends=ends) for path in paths]) for name in task.further
+        }
         methods.append(
             {
                 "name": method.recipe.name,
@@ -133,9 +139,12 @@ def judge(
 
 
 def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float) -> None:
-    """Add to each mechanism its tests `against` the twin and the controls of its family; `step`: see `paired_t_test`.
+    """Add to each mechanism its tests `against` the twin and the controls of its family.
 
     A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow.
+
+    Args:
+        step: one question's share of the gap, see `paired_t_test`; 0 if the task is not scored by accuracy.
     """
     groups = {method.recipe.name: (method.family, method.shares) for method in task.methods}
     for one in methods:
@@ -150,6 +159,8 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                     continue
                 test = paired_t_test(seeds, others, step=step, confidence=confidence)
                 narrow = NARROW_ON_TEXT if task.is_corpus else NARROW
+                if step and len(seeds) < SEEDS_FOR_NARROW:
+                    narrow = 0.0
                 found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
                 if one["solved"] is not None:
                     counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
@@ -160,18 +171,25 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
 def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float) -> None:
     """Add to each test `at_equal_flops`: the gain in nats per token of validation when both had spent the same FLOPs.
 
-    These are all that the cheaper of the two has spent. The other one's learning curve is read there: its learning rate
-    has not yet fallen to its end, which is to its disadvantage. Left out if fewer than three seeds have such curves.
+    These are, for each seed, all that the cheaper of the two runs has spent; `flops` is their mean. The other run's
+    learning curve is read there: its learning rate has not yet fallen to its end, which is to its disadvantage. Left
+    out if fewer than three seeds have such curves.
     `runs` has the results of each method's runs, by name.
     """
     for one in methods:
         for name in one.get("against", {}):
-            budget = min(statistics.fmean(run["flops"] for run in runs[each]) for each in (one["name"], name))
-            own, other = ([nats_at(run, budget) for run in runs[each]] for each in (one["name"], name))
-            pairs = [(a, b) for a, b in zip(own, other) if a is not None and b is not None]
-            if one["against"][name] is not None and len(pairs) >= SEEDS_FOR_A_TEST:
-                gain = paired_t_test([b for _, b in pairs], [a for a, _ in pairs], confidence=confidence)
-                found = {"flops": budget, "gain": gain.difference, "interval": gain.interval, "seeds": gain.n}
+            own, others, budgets = [], [], []
+            for run, rival in zip(runs[one["name"]], runs[name]):
+                budget = min(run["flops"], rival["flops"])
+                nats, rival_nats = nats_at(run, budget), nats_at(rival, budget)
+                if nats is not None and rival_nats is not None:
+                    own.append(nats)
+                    others.append(rival_nats)
+                    budgets.append(budget)
+            if one["against"][name] is not None and len(budgets) >= SEEDS_FOR_A_TEST:
+                gain = paired_t_test(others, own, confidence=confidence)
+                spent = statistics.fmean(budgets)
+                found = {"flops": spent, "gain": gain.difference, "interval": gain.interval, "seeds": gain.n}
                 one["against"][name]["at_equal_flops"] = found | {"conclusive": gain.conclusive}
 
 
@@ -186,7 +204,7 @@ def nats_at(run: Judged, flops: float) -> float | None:
 
 def solved(shares: Sequence[float]) -> Judged:
     """Return how many of the seeds closed the gap, and the 95% interval of that share."""
-    count = sum(share >= SOLVED for share in shares)
+    count = sum(round(share, 9) >= SOLVED for share in shares)  # a share such as (0.95 - 0.5) / 0.5 is 0.9 too
     return {"count": count, "of": len(shares), "interval": wilson_interval(count, len(shares))}
 
 
@@ -209,11 +227,12 @@ def _is_untrained(method: Judged) -> bool:
 def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     """Return the verdict on a method of a task in `suite.json`; `undecided` if it is not a mechanism."""
     tests = method.get("against", {})
+    compared = {rival["role"] for rival in methods if rival["name"] in tests}
+    is_ahead = all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())
+    if is_ahead and {"twin", "control"} <= compared:
+        return "better"
     if _is_untrained(method):
         return "not trained"
-    compared = {rival["role"] for rival in methods if rival["name"] in tests}
-    if all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values()):
-        return "better" if {"twin", "control"} <= compared else "undecided"
     if any(
         test and test.get("decided", test["conclusive"]) and not (test["conclusive"] and test["difference"] > 0)
         for test in tests.values()
@@ -266,14 +285,14 @@ def _bits(result: Judged, *, ends: bool = True) -> float:
     return float(result["bits_per_byte"] if paid is None else paid)
 
 
-def further_score(task: SuiteTask, name: str, run: Path) -> float:
-    """Return another score of a run, stored in its folder, as a set of questions takes minutes."""
+def further_score(task: SuiteTask, name: str, run: Path, *, ends: bool = True) -> float:
+    """Return another score of a run, stored in its folder, as a set of questions takes minutes; `ends`: see `score`."""
     path = run / "further.json"
     stored = read_json(path) if path.is_file() else {}
     options = {option: str(value) for option, value in task.further[name].items()}
     if stored.get(name, {}).get("options") != options:
         [result] = evaluate(load(run), checked("", EvaluationOptions, task.further[name], parse=True)).values()
-        score = float(result["acc"]) if "acc" in result else _bits(result)
+        score = float(result["acc"]) if "acc" in result else _bits(result, ends=ends)
         stored |= {name: {"options": options, "score": score}}
         write_json(path, sealed(stored))
     return float(stored[name]["score"])

@@ -13,7 +13,19 @@ from mentalese.families.looped.recipes import looped
 from mentalese.families.thoughtbubbles.recipes import copied
 from mentalese.families.thoughtbubbles.recipes import model as thoughtbubbles
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
-from mentalese.suite.methods import Method, Model, Role, SuiteTask, compared, loops, removed, rotary, scaled, width
+from mentalese.suite.methods import (
+    Method,
+    Model,
+    Role,
+    SuiteTask,
+    compared,
+    loops,
+    other,
+    removed,
+    rotary,
+    scaled,
+    width,
+)
 
 
 def questions(name: str, spec: str, model: Model, epochs: float, answer_tokens: int, length: int) -> Recipe:
@@ -119,7 +131,6 @@ def expressions(size: float) -> SuiteTask:
         "twin": ("four layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
         "1l": ("scores without forks", bubbles | {"budget": 1.0}),
-        "copy3": ("three copies of every token", copied(regular, 3)),
         "deeper": ("six layers, for the cost of forks", deeper(regular, 2)),
     }
     looped_forks = {
@@ -129,6 +140,7 @@ def expressions(size: float) -> SuiteTask:
     methods = (
         *reasoning(recipe, curriculum),
         *compared(thoughtless, "thoughtbubbles", forks),
+        other(thoughtless, "thoughtbubbles-copy3", "three copies of every token", copied(regular, 3)),
         *compared(thoughtless, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
     return SuiteTask("expressions", spec, methods)

@@ -290,7 +290,6 @@ def text(size: float) -> SuiteTask:
         "": ("forks before layers 2 and 4", bubbles),
         "twin": ("the same layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
-        "copy3": ("three copies of every token", copied(regular, 3)),
     }
     latents = {
         "": ("a window of 64, and thoughts", thinking),
@@ -314,6 +313,7 @@ def text(size: float) -> SuiteTask:
         other(packed, "gpt2-rope", "rotary positions", rope),
         *compared(reading, "thought_gestalt", gestalts),
         *compared(packed, "thoughtbubbles", forks),
+        other(packed, "thoughtbubbles-copy3", "three copies of every token", copied(regular, 3)),
         *compared(packed, "conceptlm", with_concepts("predicts the next concept", conceptlm(rope))),
         *compared(packed, "latent_thought", latents),
         *loops(packed, looped(rotary(channels, layers, context, heads), 4)),
