@@ -307,7 +307,10 @@ def test_names_of_splits_may_follow_one_prefix(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"files of several sets \(other, set, "):
         found()
     jsonl(tmp_path / "train_test.jsonl", numbered(1))
-    assert found() == {"train": ["train_test.jsonl"]}
+    with pytest.raises(InputError, match=r"files of several sets \(train_test.jsonl, other, set, latest.jsonl\)"):
+        found()
+    jsonl(tmp_path / "validation.jsonl", numbered(1))
+    assert found() == {"train": ["train_test.jsonl"], "validation": ["validation.jsonl"]}
 
 
 def test_one_file_among_others_is_not_taken_for_a_split(tmp_path: Path) -> None:
@@ -315,6 +318,10 @@ def test_one_file_among_others_is_not_taken_for_a_split(tmp_path: Path) -> None:
         jsonl(tmp_path / name, numbered(1))
     with pytest.raises(InputError, match=r"files of several sets \(reviews_of_the, 2021.jsonl\)"):
         find_files(tmp_path, (".jsonl",))
+    (tmp_path / "reviews_of_the_train.jsonl").rename(tmp_path / "train-journey.jsonl")
+    with pytest.raises(InputError, match=r"files of several sets \(train-journey.jsonl, 2021.jsonl\)"):
+        find_files(tmp_path, (".jsonl",))
+    (tmp_path / "train-journey.jsonl").rename(tmp_path / "reviews_of_the_train.jsonl")
     for name in ("2021.jsonl", "2022.jsonl"):
         (tmp_path / name).rename(tmp_path / f"README-{name}")
     assert find_files(tmp_path, (".jsonl",)) == ({"train": [tmp_path / "reviews_of_the_train.jsonl"]}, True)

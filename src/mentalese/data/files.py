@@ -118,12 +118,13 @@ def _by_name(folder: Path, files: list[Path]) -> Files:
             by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
         elif file.parent == folder and not file.name.startswith(_ABOUT):
             others.append(file.name)
-    # A single "on_the_train" may be meant as one of the others.
-    several = len(by_prefix) > 1 or (others and any(len(found) == 1 for found in by_prefix.values()))
-    if "" not in by_prefix and several:
-        sets = ", ".join([*sorted(by_prefix), *others[:1]])
+    chosen = by_prefix.get("") or next(iter(by_prefix.values()), {})
+    several = "" not in by_prefix and len(by_prefix) > 1
+    if several or (others and len(chosen) == 1):  # a single "train-journey" may be meant as one of the others
+        [first, *_] = next(iter(chosen.values()))
+        sets = ", ".join([*(prefix or first.name for prefix in sorted(by_prefix)), *others[:1]])
         raise InputError(f"{folder} contains files of several sets ({sets}): put each in a folder of its own")
-    return by_prefix.get("") or next(iter(by_prefix.values()), {})
+    return chosen
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
