@@ -22,7 +22,7 @@ class Options:
         out: the store's folder.
         text_column: the column that contains the text, if a file has several.
         detokenizer: read a tokenised set of this format as running text.
-        tokenizer: bpe:SIZE, a folder, or hub:NAME.
+        tokenizer: bpe:SIZE, a folder, hub:NAME, models:NAME or gguf:FILE.
         sentences: sentencex, syntok, sat, fixed:N or none.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut.

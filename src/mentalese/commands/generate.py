@@ -17,7 +17,7 @@ class Options(GenerateOptions):
     """Continues a text. One prompt streams on a terminal; many run in batches.
 
     Attributes:
-        model: the folder of a run or a model, hub:NAME or models:NAME.
+        model: the folder of a run or a model, hub:NAME, models:NAME or gguf:FILE.
         json: print a list of prompts and texts as JSON.
     """
 

@@ -36,7 +36,7 @@ class Measurement:
     """Common options of the commands that measure a model.
 
     Attributes:
-        model: the folder of a run or a model, hub:NAME or models:NAME.
+        model: the folder of a run or a model, hub:NAME, models:NAME or gguf:FILE.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
         out: a JSON file for the results.
         json: print the results as JSON.

@@ -18,7 +18,7 @@ class Options:
     """A page on this machine to write with a model and see its thoughts; Ctrl+C ends it.
 
     Attributes:
-        model: the folder of a run or a model, hub:NAME or models:NAME.
+        model: the folder of a run or a model, hub:NAME, models:NAME or gguf:FILE.
         port: the page's port.
         host: an address of this machine; everyone who can reach it can use the page.
     """

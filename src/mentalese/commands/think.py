@@ -18,7 +18,7 @@ class Options:
     Models trained on questions and chat models answer the text.
 
     Attributes:
-        model: the folder of a run or a model, hub:NAME or models:NAME.
+        model: the folder of a run or a model, hub:NAME, models:NAME or gguf:FILE.
         text: what to think about.
         file: a text file instead.
         raw: read the text as it is, without the tokenizer's chat template.

@@ -36,15 +36,16 @@ class DataConfig:
     """The text of a recipe, its tokenizer and its division into sentences.
 
     Attributes:
-        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json, csv or parquet, or a folder with train, validation and
-            test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (from `mentalese data prepare`), or
+        source: `builtin:NAME`, `file:PATH` (txt, jsonl, json, csv, tsv or parquet, or a folder with train, validation
+            and test files), `hub:NAME[@REVISION][:CONFIG[:SPLIT]]`, `store:PATH` (from `mentalese data prepare`), or
             a published set of questions: `gsm8k`, `gsm8k-aug`, `gsm8k-aug-nl`, `gsm-hard`, `svamp`, `multiarith`,
             `prontoqa`, `commonsenseqa`, `hotpotqa` or `clutrr`, as `gsm8k:PATH` or `gsm8k:hub:NAME`. Texts from Python
             are `python:HASH`, see `mentalese.as_source`.
         text_column: the column that contains the text; `None`: `text`, or the only candidate.
         detokenizer: the format of a set published as tokens, which is then read as running text
             (`mentalese.data.plain_text`); bits per byte refer to that text. `None`: read as it is.
-        tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, `models:NAME` or `hub:NAME`.
+        tokenizer: `bpe:SIZE` (trained on the training split, seeded), a folder, `models:NAME`, `gguf:FILE` or
+            `hub:NAME`.
         sentences: the sentence splitter: `sentencex`, `syntok`, `sat`, `fixed:N` (spans of N tokens) or `none`.
         min_sentence_tokens: shorter sentences are merged with the next one.
         max_sentence_tokens: longer sentences are cut, after punctuation if there is any.

@@ -269,7 +269,7 @@ def load(
 
     Args:
         path: the folder of a run or of a saved model, a checkpoint `RUN/checkpoints/step-*`, `models:NAME` of an
-            installed package of models, or `hub:NAME`, which is any Hugging Face causal LM.
+            installed package of models, `gguf:FILE`, or `hub:NAME`, which is any Hugging Face causal LM.
         device: `None`: a GPU if there is one, else the CPU.
         config: other values of fields of the model's config, as far as the weights allow.
 
