@@ -120,10 +120,11 @@ class Streams:
         return weights if self.real is None else weights.masked_fill(~self.real, -math.inf)
 
     def log_sum_exp(self, scores: Tensor) -> Tensor:
-        """Return the log-sum-exp [B, L] of scores [B, N] over the streams of each token."""
-        empty = scores.new_full(self.counts.shape, -math.inf)
-        top = empty.scatter_reduce(1, self.token, scores.detach(), "amax").clamp(min=torch.finfo(scores.dtype).min)
-        return top + self.sum_by_token((scores - top.gather(1, self.token)).exp()).log()
+        """Return the log-sum-exp [B, L, ..] of scores [B, N, ..] over the streams of each token."""
+        index = self.token.view(*self.token.shape, *[1] * (scores.ndim - 2)).expand_as(scores)
+        empty = scores.new_full((*self.counts.shape, *scores.shape[2:]), -math.inf)
+        top = empty.scatter_reduce(1, index, scores.detach(), "amax").clamp(min=torch.finfo(scores.dtype).min)
+        return top + self.sum_by_token((scores - top.gather(1, index)).exp()).log()
 
 
 @dataclass

@@ -69,12 +69,7 @@ def mixture_log_probabilities(
 def _mixed(hidden: Tensor, head: Callable[[Tensor], Tensor], streams: Streams) -> Tensor:
     logits = head(hidden)
     precise = torch.promote_types(logits.dtype, torch.float32)
-    weighted = logits.to(precise).log_softmax(-1) + streams.mixture_weights()[..., None]
-    index = streams.token[..., None].expand_as(weighted)
-    size = (len(logits), streams.counts.shape[1], logits.shape[-1])
-    top = weighted.new_full(size, -torch.inf).scatter_reduce(1, index, weighted.detach(), "amax")
-    top = top.clamp(min=torch.finfo(weighted.dtype).min)
-    return top + streams.sum_by_token((weighted - top.gather(1, index)).exp()).log()
+    return streams.log_sum_exp(logits.to(precise).log_softmax(-1) + streams.mixture_weights()[..., None])
 
 
 class _MixtureCrossEntropy(torch.autograd.Function):
