@@ -1,6 +1,8 @@
-"""Publish tasks of a suite that has been run in results/suite: a compare.json each, suite.json and its page.
+"""Publish tasks of a suite that has been run in a folder of results: a compare.json each, suite.json and its page.
 
-    python scripts/publish.py runs/suite expressions
+    python scripts/publish.py runs/suite concepts --results results/suite-2
+
+results/suite has the first edition until the second one, in results/suite-2, has all of its tasks.
 
 Trained models, curves, samples and reports stay where they are: compare.json gets a line per run. The repository's path
 is cut from commands. The figures are redrawn by
@@ -17,7 +19,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mentalese.files import compact_json, read_json, write_text
+from mentalese.files import compact_json, write_text
 from mentalese.suite.run import VERSION, stored_tasks, write_suite
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,8 +37,9 @@ def publish(folder: Path, names: list[str], results: Path) -> None:
     tasks = {task["name"]: task for task in found["tasks"]}
     if missing := sorted(set(names) - set(tasks)):
         raise SystemExit(f"{folder / 'suite.json'} has no {', '.join(missing)}: use some of {', '.join(tasks)}")
-    if gone := read_json(results / "suite.json")["tasks"] if not stored_tasks(results) else ():
-        print(f"no longer published, as they are of another version: {', '.join(task['name'] for task in gone)}")
+    published_before = results / "suite.json"
+    if published_before.is_file() and not stored_tasks(results):
+        raise SystemExit(f"{published_before} is of another version: use another folder")
     texts = {}
     for name in names:
         for call in tasks[name]["calls"]:
@@ -44,6 +47,7 @@ def publish(folder: Path, names: list[str], results: Path) -> None:
             call["report"] = f"{name}/{file}"
             compared = json.loads(_portable(folder / name / file))
             texts[results / name / file] = compact_json(without_curves(compared)) + "\n"
+    results.mkdir(parents=True, exist_ok=True)
     published = write_suite([tasks[name] for name in names], results, found["created"])
     texts[results / "suite.json"] = compact_json(published) + "\n"
     for path, text in texts.items():
@@ -69,8 +73,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the suite's runs, with suite.json")
     parser.add_argument("tasks", nargs="+")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "suite-2")
     options = parser.parse_args()
-    publish(options.folder, options.tasks, ROOT / "results" / "suite")
+    publish(options.folder, options.tasks, options.results)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from mentalese.data.store import prepare
 from mentalese.errors import InputError
 from mentalese.evaluation.options import EvaluationOptions
 from mentalese.evaluation.statistics import paired_t_test, summary
+from mentalese.files import read_json
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
 from mentalese.suite import judge as suite_judge
@@ -505,9 +506,7 @@ def test_the_demo_scores_what_it_trains_on() -> None:
     assert "steps=0" not in DEMO["forks"].task.spec  # its page says that steps are written
 
 
-def test_published_tasks_join_the_others_without_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_published_tasks_join_the_others_without_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = module_at(ROOT / "scripts" / "publish.py")
     monkeypatch.setattr(script, "ROOT", tmp_path)
     published = json.loads((ROOT / "results" / "suite" / "suite.json").read_text(encoding="utf-8"))
@@ -533,9 +532,10 @@ def test_published_tasks_join_the_others_without_this_machine(
     with pytest.raises(SystemExit, match=f"has no {first['name']}: use some of {second['name']}"):
         script.publish(runs, [first["name"]], results)
     (results / "suite.json").write_text(json.dumps(published | {"version": 1}))
-    script.publish(runs, [second["name"]], results)
-    assert f"no longer published, as they are of another version: {first['name']}" in capsys.readouterr().out
-    assert [task["name"] for task in json.loads((results / "suite.json").read_text())["tasks"]] == [second["name"]]
+    with pytest.raises(SystemExit, match="is of another version: use another folder"):
+        script.publish(runs, [second["name"]], results)
+    script.publish(runs, [second["name"]], tmp_path / "new")
+    assert [task["name"] for task in read_json(tmp_path / "new" / "suite.json")["tasks"]] == [second["name"]]
     (runs / "suite.json").write_text(json.dumps(published | {"version": 1}))
     with pytest.raises(SystemExit, match="has version 1: run `mentalese suite` again"):
         script.publish(runs, [second["name"]], results)
