@@ -14,7 +14,7 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from mentalese import cli, get_recipe
+from mentalese import get_recipe
 from mentalese.analyses.figures import FORMATS, figures, write_figure
 from mentalese.errors import InputError
 from mentalese.families.thought_gestalt.figures import _holder, gates
@@ -349,27 +349,6 @@ def test_the_probe_is_drawn_over_sizes_of_the_training_text(run: Path, tmp_path:
     assert other["points"][0]["reversed"] == model["points"][0]["reversed"]
     with pytest.raises(InputError, match="use at least two finished runs that differ in"):
         write_figure("thought_gestalt/reversal-by-size", [str(run / "model")], tmp_path / "none.svg")
-
-
-@pytest.mark.slow
-def test_memory_shows_who_reads_whom(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, text = tmp_path / "memory.svg", "Miles has a son. His name is Joel. Joel is a baker. He is old."
-    (tmp_path / "text.txt").write_text(text)
-    assert cli.main(["figure", "thought_gestalt/memory", str(run), "--out", str(out), "--text", text]) == 0
-    assert str(out) in capsys.readouterr().out
-    written = json.loads(out.with_suffix(".json").read_text())
-    assert written["sentences"] == ["Miles has a son.", "His name is Joel.", "Joel is a baker.", "He is old."]
-    for i, row in enumerate(written["attention"]):
-        assert sum(row) == pytest.approx(float(i > 0), abs=1e-5)
-        assert row[i:] == [0.0] * (4 - i)
-    assert len(written["gates"]) == 6
-    from_file = ["figure", "thought_gestalt/memory", str(run), "--out", str(tmp_path / "again.svg")]
-    assert cli.main([*from_file, "--file", str(tmp_path / "text.txt")]) == 0
-    assert (tmp_path / "again.svg").read_bytes() == out.read_bytes()
-    with pytest.raises(InputError, match="it is one sentence"):
-        write_figure("thought_gestalt/memory", [str(run)], out, "Alone.")
-    with pytest.raises(InputError, match="use MODEL"):
-        write_figure("thought_gestalt/memory", [str(run), str(run)], out, text)
 
 
 # -- what all of them share --------------------------------------------------------------------------------------------

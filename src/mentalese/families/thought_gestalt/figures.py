@@ -17,7 +17,6 @@ from mentalese.analyses.drawing import (
     best_step,
     canvas,
     count_axis,
-    drawable,
     footnote,
     interval_band,
     line_style,
@@ -340,59 +339,6 @@ def _series(
 # -- who reads whom ----------------------------------------------------------------------------------------------------
 
 
-def _with_memory(saved: Saved) -> Saved:
-    """Return the model; raise `InputError` if its layers read no memory."""
-    reads = bool(getattr(saved.model.config, "cross_layers", ()))
-    require(reads, "the figure's path", saved.path, "use a Thought Gestalt model whose layers read a memory")
-    return saved
-
-
-def memory(paths: list[str], text: str) -> Drawing:
-    """Draw the attention of each sentence of a text to earlier sentences in memory, and the gates by layer.
-
-    Weights are means over a sentence's tokens, heads and cross-attention layers.
-    """
-    import torch
-    from matplotlib.colors import CenteredNorm
-
-    from mentalese.models.saved import load
-
-    saved = _with_memory(load(paths[0]))
-    config = saved.model.config
-    trace = saved.think(text)
-    links = trace.links["memory"].float().cpu()
-    spans = [range(thought.start, thought.end) for thought in trace.thoughts]
-    sentences = ["".join(trace.tokens[i] for i in span if not trace.special[i]).strip() for span in spans]
-    count = len(sentences)
-    require(count > 1, "the text", text, "it is one sentence, which has nothing to read, use at least two")
-    side = max(2.5, 0.34 * count)
-    picture, ((heat, bars),) = canvas(1, 2, side + 6.8, side + 0.9, width_ratios=(side, 2))
-    # Colours are relative to even attention over the sentences in memory, of which early sentences have few.
-    even = torch.arange(count).clamp(1, config.memory_size)[:, None]
-    ratio = torch.where(links > 0, links * even, torch.nan)
-    image = heat.imshow(ratio.log2().numpy(), cmap="PuOr_r", norm=CenteredNorm(halfrange=2), aspect="auto")
-    for i, j in (links > 0).nonzero().tolist() if count <= 20 else ():
-        dark = abs(math.log2(ratio[i, j])) > 1.3
-        weight = f"{100 * links[i, j]:.0f}"
-        heat.text(j, i, weight, ha="center", va="center", fontsize=7, color="white" if dark else "0.2")
-    names = [drawable(sentence, WIDTH) for sentence in sentences]
-    heat.set_yticks(range(count), [f"{name}  {i}" for i, name in enumerate(names, 1)])
-    heat.set_xticks(range(count), [str(i + 1) for i in range(count)])
-    heat.set(xlabel="sentence in memory", title="attention to each sentence, %")
-    heat.grid(visible=False)
-    bar = picture.colorbar(image, ax=heat, fraction=0.05, label="relative to even attention", extend="both")
-    bar.set_ticks([-2, -1, 0, 1, 2], labels=["1/4", "1/2", "1", "2", "4"])
-    layers, gates = config.cross_layers, trace.curves["memory_gate"].tolist()
-    bars.barh([str(layer) for layer in layers], gates, color=COLORS[0], height=0.6)
-    bars.axvline(1, color="0.5", linestyle=":", linewidth=1)
-    bars.set(title="memory gate", ylabel="layer (from 0)")
-    return picture, {
-        "sentences": sentences,
-        "attention": links.tolist(),
-        "gates": {str(layer): gate for layer, gate in zip(layers, gates)},
-    }
-
-
 def recall(paths: list[str], *, source: str | None = None, documents: int = 200) -> Drawing:
     """Draw what an answer of `builtin:recall` loses without each earlier sentence, next to the attention to it.
 
@@ -400,7 +346,9 @@ def recall(paths: list[str], *, source: str | None = None, documents: int = 200)
     """
     from mentalese.models.saved import load
 
-    saved, (label,) = _with_memory(load(paths[0])).on(source), model_names(paths)
+    saved, (label,) = load(paths[0]).on(source), model_names(paths)
+    reads = bool(getattr(saved.model.config, "cross_layers", ()))
+    require(reads, "the figure's path", saved.path, "use a Thought Gestalt model whose layers read a memory")
     values = _by_holder(saved, documents)
     picture, (panels,) = canvas(1, len(values), 6.5, 2.8)
     for panel, (name, found) in zip(panels, values.items()):
@@ -463,6 +411,5 @@ FIGURES = {
         "RUN ... [MODEL ...]",
         reversal_by_size,
     ),
-    "memory": Figure("attention between the sentences of a text", "MODEL", memory),
     "recall": Figure("influence of the sentence that has the answer, next to attention", "MODEL", recall),
 }
