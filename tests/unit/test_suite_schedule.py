@@ -141,6 +141,21 @@ def test_every_task_has_a_look_before_one_has_two(tmp_path: Path, monkeypatch: p
     assert [sorted({*status.seeds.values()}) for status in (small, wide)] == [[3, 7], [7]]
 
 
+def test_a_task_whose_run_diverges_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = Suite(tmp_path, monkeypatch)
+
+    def diverging(recipes: list[Recipe], out: Path, **options: Any) -> dict[str, Any]:
+        if out.name == SMALL:
+            raise FloatingPointError(f"{out}: the loss is not finite")
+        return suite.compare(recipes, out, **options)
+
+    monkeypatch.setattr(suite_run, "compare", diverging)
+    with pytest.raises(FloatingPointError, match=f"{SMALL}: the loss is not finite"):
+        suite.run()
+    assert suite.looks == [(WIDE, count) for count in SEEDS]
+    assert suite.seeds() == {WIDE: SEEDS[-1]}
+
+
 def results(suite: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return all of a suite except times and the folder."""
     return [

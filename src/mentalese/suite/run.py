@@ -122,24 +122,31 @@ def run_suite(
 
     Raises:
         InputError: an unknown task, or a number out of range; errors of `compare`.
+        FloatingPointError: the loss of a reported run was not finite, so that its task has no result of this look; all
+            other tasks have been run.
     """
     tasks = tasks_of(names, recipes, size)
     check_page(out / "suite.html", "suite.json")
     result: Judged = {}
     judged: dict[str, Judged] = {}
     looks: dict[str, Look] = {}
+    failures: list[FloatingPointError] = []
 
     def take(task: SuiteTask, part: SuiteTask, count: int) -> None:
         nonlocal result
-        comparison = compare(
-            [method.recipe for method in part.methods],
-            out / task.name,
-            seeds=count,
-            tuned_fields=schedule.tuned_fields,
-            tune_seeds=schedule.tune_seeds,
-            jobs=jobs,
-            executor=executor,
-        )
+        try:
+            comparison = compare(
+                [method.recipe for method in part.methods],
+                out / task.name,
+                seeds=count,
+                tuned_fields=schedule.tuned_fields,
+                tune_seeds=schedule.tune_seeds,
+                jobs=jobs,
+                executor=executor,
+            )
+        except FloatingPointError as error:
+            failures.append(error)
+            return
         earlier = judged.get(task.name)
         found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)
         for file in ("compare.json", "report.html"):  # a comparison with other seeds would replace them
@@ -163,6 +170,8 @@ def run_suite(
     while looks:
         look = looks.pop(most_to_gain([looks[name] for name in by_name if name in looks]).task.name)
         take(by_name[look.task.name], look.task, look.seeds)
+    if failures:
+        raise failures[0]
     return result
 
 
