@@ -162,6 +162,10 @@ def test_a_verdict_is_no_more_than_its_tests(tmp_path: Path) -> None:
     )
     [judged] = result(SCORES | {"latent_thought-twin": [2.5, 2.5, 2.5]}, tmp_path)["tasks"]
     assert verdict(judged["methods"][0], judged["methods"]) == "not better"
+    open_control = {"latent_thought-twin": [2.5, 2.5, 2.5], "latent_thought-swapped": [2.5, 2.7, 2.5]}
+    [judged] = result(SCORES | open_control, tmp_path)["tasks"]
+    assert not judged["methods"][0]["against"]["topics/latent_thought-swapped"]["decided"]
+    assert undecided(judged) == [], "further seeds cannot change the verdict"
     for scores, said in ((SCORES, "undecided"), (SCORES | {"latent_thought-twin": [2.5, 2.5, 2.5]}, "not better")):
         [judged] = result(scores, tmp_path)["tasks"]
         own = judged["methods"][0]

@@ -209,11 +209,11 @@ def solved(shares: Sequence[float]) -> Judged:
 
 
 def undecided(judged: Judged) -> list[str]:
-    """Return the names of trained mechanisms that a test against their twin or a control has not decided."""
+    """Return the names of mechanisms whose verdict further seeds may change: a test of theirs has not decided."""
     return [
         method["name"]
         for method in judged["methods"]
-        if not _is_untrained(method)
+        if verdict(method, judged["methods"]) not in ("not trained", "not better")
         if any(test is None or not test["decided"] for test in method.get("against", {}).values())
     ]
 
