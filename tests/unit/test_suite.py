@@ -157,7 +157,7 @@ def test_a_verdict_is_no_more_than_its_tests(tmp_path: Path) -> None:
     [ahead] = result(SCORES, tmp_path)["tasks"]
     ahead["methods"][0]["health"]["reason"] = "kl is below 1"
     assert verdict(ahead["methods"][0], ahead["methods"]) == "better", "what is better than its controls works"
-    assert "<b>not trained</b>: kl is below 1" in suite_page(
+    assert "<b>not trained</b> at equal tokens: kl is below 1" in suite_page(
         {"tasks": [judged], "created": "2026-01-01T00:00:00+00:00"}
     )
     [judged] = result(SCORES | {"latent_thought-twin": [2.5, 2.5, 2.5]}, tmp_path)["tasks"]
