@@ -583,15 +583,32 @@ def test_results_list_the_verdict_of_each_mechanism() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
     listed = [
         (task, axis, found.removesuffix(" ✗"), closed, twin, re.sub(r"(?<=\]).*", "", control))
-        for task, _, axis, found, closed, twin, control in rows
+        for task, _, axis, found, closed, twin, control in (row for row in rows if len(row) == 7)
     ]
-    tasks = json.loads((ROOT / "results" / "suite" / "suite.json").read_text())["tasks"]
+    tasks = read_json(ROOT / "results" / "suite" / "suite.json")["tasks"]
+    assert all(task["seeds"] == 3 for task in tasks)
     assert sorted(listed) == sorted(row for task in tasks for row in verdict_rows(task))
+
+
+def test_results_list_each_verdict_of_the_second_edition() -> None:
+    """Its row: task, mechanism, verdict, seeds, share, differences, and the gain over the twin at equal FLOPs."""
+    lines = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    listed = [row for row in rows if len(row) == 8]
+    expected = []
+    for task in read_json(ROOT / "results" / "suite-2" / "suite.json")["tasks"]:
+        mechanisms = [method for method in task["methods"] if method["role"] == "mechanism"]
+        for method, row in zip(mechanisms, verdict_rows(task | {"match": {"by": "tokens"}}), strict=True):
+            [equal] = [t["at_equal_flops"] for name, t in method["against"].items() if name.endswith("-twin")]
+            gain = "{:.3f} [{:.3f},{:.3f}]".format(equal["gain"], *equal["interval"])
+            name, _, found, closed, twin, control = row
+            expected.append([name, found, str(len(method["closed"]["seeds"])), closed, twin, control, gain])
+    without_names = [[task, *cells[:4], re.sub(r"(?<=\]).*", "", cells[4]), cells[5]] for task, _, *cells in listed]
+    assert sorted(without_names) == sorted(expected)
 
 
 def verdict_rows(task: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield what the table of results has of each mechanism of a task."""
-    assert task["seeds"] == 3
     places = 1 if task["name"] == "text" else 0
     roles = {method["name"]: method["role"] for method in task["methods"]}
 
