@@ -85,10 +85,7 @@ def judge(
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
         condition = {"health": health(paths)} if method.role == "mechanism" else {}
-        ends = method.family not in bounded
-        further = {
-            name: summary([further_score(task, name, path, ends=ends) for path in paths]) for name in task.further
-        }
+        further = further_scores(task, paths, ends=method.family not in bounded)
         methods.append(
             {
                 "name": method.recipe.name,
@@ -285,8 +282,13 @@ def _bits(result: Judged, *, ends: bool = True) -> float:
     return float(result["bits_per_byte"] if paid is None else paid)
 
 
+def further_scores(task: SuiteTask, runs: Sequence[Path], *, ends: bool) -> dict[str, dict[str, float]]:
+    """Return the mean and the spread of each further score over a method's runs; `ends`: see `score`."""
+    return {name: summary([further_score(task, name, run, ends=ends) for run in runs]) for name in task.further}
+
+
 def further_score(task: SuiteTask, name: str, run: Path, *, ends: bool = True) -> float:
-    """Return another score of a run, stored in its folder, as a set of questions takes minutes; `ends`: see `score`."""
+    """Return another score of a run, stored in its folder, as a set of questions takes minutes."""
     path = run / "further.json"
     stored = read_json(path) if path.is_file() else {}
     options = {option: str(value) for option, value in task.further[name].items()}
