@@ -175,18 +175,13 @@ def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]],
     """
     for one in methods:
         for name in one.get("against", {}):
-            own, others, budgets = [], [], []
-            for run, rival in zip(runs[one["name"]], runs[name]):
-                budget = min(run["flops"], rival["flops"])
-                nats, rival_nats = nats_at(run, budget), nats_at(rival, budget)
-                if nats is not None and rival_nats is not None:
-                    own.append(nats)
-                    others.append(rival_nats)
-                    budgets.append(budget)
-            if one["against"][name] is not None and len(budgets) >= SEEDS_FOR_A_TEST:
-                gain = paired_t_test(others, own, confidence=confidence)
-                spent = statistics.fmean(budgets)
-                found = {"flops": spent, "gain": gain.difference, "interval": gain.interval, "seeds": gain.n}
+            budgets = [min(run["flops"], rival["flops"]) for run, rival in zip(runs[one["name"]], runs[name])]
+            own, other = (list(map(nats_at, runs[each], budgets)) for each in (one["name"], name))
+            read = [(a, b, spent) for a, b, spent in zip(own, other, budgets) if a is not None and b is not None]
+            if one["against"][name] is not None and len(read) >= SEEDS_FOR_A_TEST:
+                gain = paired_t_test([b for _, b, _ in read], [a for a, _, _ in read], confidence=confidence)
+                flops = statistics.fmean(spent for _, _, spent in read)
+                found = {"flops": flops, "gain": gain.difference, "interval": gain.interval, "seeds": gain.n}
                 one["against"][name]["at_equal_flops"] = found | {"conclusive": gain.conclusive}
 
 
