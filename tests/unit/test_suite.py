@@ -237,16 +237,23 @@ def test_names_with_markup_are_text_on_the_page(tmp_path: Path) -> None:
     assert escape(HOSTILE) in page
 
 
+def judged_accuracies(scores: dict[str, list[float]], questions: int, folder: Path, looks: int = 1) -> dict[str, Any]:
+    """Return the task `composition` with accuracies of some of its methods, by name."""
+    made = SUITE["composition"](1.0)
+    made = dataclasses.replace(made, methods=tuple(m for m in made.methods if m.recipe.name[12:] in scores))
+    compared = comparison(made, scores)
+    for run in (run for row in compared["rows"] for run in row["runs"]):
+        run["test"] |= {"accuracy": run["test"]["nll"], "questions": questions}
+    return judge(made, compared, folder, looks=looks)
+
+
 def test_one_question_more_with_each_seed_fills_no_cell(tmp_path: Path) -> None:
     scores = {name: [70 / 100, 73 / 100, 71 / 100] for name in ("sim-cot", "no-cot", "pause-curriculum")}
 
     def conclusive(gain: float) -> list[bool]:
-        made = SUITE["composition"](1.0)
-        made = dataclasses.replace(made, methods=tuple(m for m in made.methods if m.recipe.name[12:] in scores))
-        compared = comparison(made, scores | {"sim-cot": [value + gain for value in scores["no-cot"]]})
-        for run in (run for row in compared["rows"] for run in row["runs"]):
-            run["test"] |= {"accuracy": run["test"]["nll"], "questions": 100}
-        return [test["conclusive"] for test in judge(made, compared, tmp_path)["methods"][0]["against"].values()]
+        gained = scores | {"sim-cot": [value + gain for value in scores["no-cot"]]}
+        judged = judged_accuracies(gained, 100, tmp_path)
+        return [test["conclusive"] for test in judged["methods"][0]["against"].values()]
 
     assert conclusive(0.01) == [False, False]
     assert conclusive(0.1) == [True, True]
@@ -259,12 +266,7 @@ def test_a_few_seeds_that_all_fail_decide_nothing(seeds: int, verdict_of_all: st
         name: [0.2 + (seed + place) % 3 / 1000 for seed in range(seeds)]
         for place, name in enumerate(("sim-cot", "no-cot", "pause-curriculum"))
     }
-    made = SUITE["composition"](1.0)
-    made = dataclasses.replace(made, methods=tuple(m for m in made.methods if m.recipe.name[12:] in scores))
-    compared = comparison(made, scores)
-    for run in (run for row in compared["rows"] for run in row["runs"]):
-        run["test"] |= {"accuracy": run["test"]["nll"], "questions": 1000}
-    judged = judge(made, compared, tmp_path, looks=4)
+    judged = judged_accuracies(scores, 1000, tmp_path, looks=4)
     assert judged["methods"][0]["solved"]["count"] == 0
     assert verdict(judged["methods"][0], judged["methods"]) == verdict_of_all
     assert bool(undecided(judged)) == (seeds == 5)
@@ -577,34 +579,35 @@ def test_published_methods_stand_against_twin_and_control() -> None:
     assert "expressions/thoughtbubbles" not in standing
 
 
-def test_results_list_the_verdict_of_each_mechanism() -> None:
-    """Its row: task, mechanism, axis, verdict, share of the gap, differences from the twin and the nearest control."""
+def listed_rows(columns: int) -> list[list[str]]:
+    """Return the cells of each verdict in the results' table of so many columns, without mechanisms and remarks."""
     lines = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    listed = [
-        (task, axis, found.removesuffix(" ✗"), closed, twin, re.sub(r"(?<=\]).*", "", control))
-        for task, _, axis, found, closed, twin, control in (row for row in rows if len(row) == 7)
+    return [
+        [task, *(re.sub(r"(?<=\]).*", "", cell.removesuffix(" ✗")) for cell in cells)]
+        for task, _, *cells in rows
+        if len(cells) == columns - 2
     ]
+
+
+def test_results_list_the_verdict_of_each_mechanism() -> None:
+    """Its row: task, mechanism, axis, verdict, share of the gap, differences from the twin and the nearest control."""
     tasks = read_json(ROOT / "results" / "suite" / "suite.json")["tasks"]
-    assert all(task["seeds"] == 3 for task in tasks)
-    assert sorted(listed) == sorted(row for task in tasks for row in verdict_rows(task))
+    assert all(published["seeds"] == 3 for published in tasks)
+    assert sorted(listed_rows(7)) == sorted([*row] for published in tasks for row in verdict_rows(published))
 
 
 def test_results_list_each_verdict_of_the_second_edition() -> None:
     """Its row: task, mechanism, verdict, seeds, share, differences, and the gain over the twin at equal FLOPs."""
-    lines = (ROOT / "results" / "README.md").read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
-    listed = [row for row in rows if len(row) == 8]
     expected = []
     for published in read_json(ROOT / "results" / "suite-2" / "suite.json")["tasks"]:
         mechanisms = [method for method in published["methods"] if method["role"] == "mechanism"]
         for method, row in zip(mechanisms, verdict_rows(published | {"match": {"by": "tokens"}}), strict=True):
             [equal] = [t["at_equal_flops"] for name, t in method["against"].items() if name.endswith("-twin")]
             gain = "{:.3f} [{:.3f},{:.3f}]".format(equal["gain"], *equal["interval"])
-            name, _, found, closed, twin, control = row
-            expected.append([name, found, str(len(method["closed"]["seeds"])), closed, twin, control, gain])
-    without_names = [[task, *cells[:4], re.sub(r"(?<=\]).*", "", cells[4]), cells[5]] for task, _, *cells in listed]
-    assert sorted(without_names) == sorted(expected)
+            name, _, found, *figures = row
+            expected.append([name, found, str(len(method["closed"]["seeds"])), *figures, gain])
+    assert sorted(listed_rows(8)) == sorted(expected)
 
 
 def verdict_rows(task: dict[str, Any]) -> Iterator[tuple[str, ...]]:
