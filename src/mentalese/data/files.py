@@ -60,6 +60,10 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> tuple[Files, bool]:
 
     Returns:
         The files by split, and true if splits follow from names; otherwise all files are train.
+
+    Raises:
+        InputError: there are no such files, one text in two kinds, files of several sets, or only one split among
+            files with other names.
     """
     if os.path.isfile(path) and path.name.endswith(tuple(chain.from_iterable(kinds))):  # noqa: PTH113
         return {"train": [path]}, False

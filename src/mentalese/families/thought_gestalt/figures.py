@@ -336,7 +336,7 @@ def _series(
         panel.plot(ends, line, color=color, linestyle=":", linewidth=1)
 
 
-# -- who reads whom ----------------------------------------------------------------------------------------------------
+# -- what answers are read from ----------------------------------------------------------------------------------------
 
 
 def recall(paths: list[str], *, source: str | None = None, documents: int = 200) -> Drawing:
