@@ -443,6 +443,22 @@ def test_a_model_that_ends_its_thinking_is_asked_up_to_there(base: Path, latents
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])
+def test_a_template_with_todays_date_is_the_same_every_day(base: Path) -> None:
+    plain = AutoTokenizer.from_pretrained(base)
+    clock = """{%- if strftime_now is defined %}{%- set day = strftime_now("%d %b %Y") %}{%- endif %}"""
+    plain.chat_template = f"{clock}{{{{- 'Today: ' + day }}}}{plain.chat_template}"
+    asked = [{"role": "user", "content": QUESTION}]
+    assert "Today: 26 Jul 2024" not in plain.apply_chat_template(asked, tokenize=False)
+    marked = add_markers(plain, latents=True)
+    for tokenizer in (marked, add_markers(marked), text_tokenizer(marked, QuestionAnswer(), DataConfig())):
+        turn = user_turn(tokenizer)
+        assert turn is not None
+        assert "Today: 26 Jul 2024" in tokenizer.decode(turn.before)
+        ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+        assert ids[: len(turn.before)] == turn.before
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
 def test_chat_template_without_the_message_is_refused(base: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     for template in ("{{ bos_token }}", "{{ raise_exception('no') }}"):

@@ -10,6 +10,7 @@ import json
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +61,15 @@ BEGINNING = "text_beginning"
 CHAT = "text_chat"
 """The key in a tokenizer's settings for the chat template of its base, where `chat_template` is a layout's."""
 
+_CLOCK = datetime(2024, 7, 26)
+"""What a chat template takes for now: the date that Llama 3.2's template has where it has no clock."""
+_FIXED_CLOCK = "".join(
+    [
+        "{%- macro strftime_now(format) -%}{{- format",
+        *(f"|replace('%{code}', '{_CLOCK.strftime(f'%{code}')}')" for code in "aAbBdHIjmMpSyY"),
+        "-}}{%- endmacro -%}\n",
+    ]
+)
 _TRAINING_VERSION = 1
 _TRAINING_BYTES = 20_000_000
 _MESSAGE = "QUESTION"
@@ -128,10 +138,17 @@ class Turn(NamedTuple):
 
 
 def base_chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the chat template of another project's tokenizer, also of a model that was trained on questions since."""
+    """Return the chat template of another project's tokenizer, also of a model that was trained on questions since.
+
+    A template that prints today's date prints 26 July 2024, so that prompts are the same on every day.
+    """
     if "text_layout" in tokenizer.init_kwargs:
         return tokenizer.init_kwargs.get(CHAT)
-    return tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        return None
+    # transformers passes no function to a template, but what the template defines replaces transformers' clock.
+    return template if "strftime_now" not in template or _FIXED_CLOCK in template else f"{_FIXED_CLOCK}{template}"
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
