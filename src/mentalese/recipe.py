@@ -165,7 +165,8 @@ class Phase:
 
     Attributes:
         start: when the phase begins, in units of `clock`; epochs and steps count from 0.
-        layout: fields of the layout that change. They take effect at the first epoch that begins at or after `start`.
+        layout: fields of the layout that change. A phase with some begins at the first epoch that begins at or after
+            `start`.
         model: settings that the model's `training_settings` names, e.g. `{"eos_weight": 0.05}`. A pair `(a, b)` is a
             linear ramp from the phase's start to the end of the run, or of the schedule that the run begins.
         reset_optimizer: forget the optimiser's moments when the phase begins.

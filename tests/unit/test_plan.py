@@ -30,6 +30,7 @@ def make_plan(
     train_tokens: int | None = None,
     kind: str = "packed",
     model: dict[str, Any] | None = None,
+    optimizer: OptimizerConfig | None = None,
     **fields: Any,
 ) -> Plan:
     recipe = Recipe(
@@ -38,6 +39,7 @@ def make_plan(
         model={"model_type": "gpt2"} | (model or {}),
         data=DataConfig(train_tokens=train_tokens),
         layout=layout_class(kind)(**fields),
+        optimizer=optimizer or OptimizerConfig(),
         train=train or TrainConfig(steps=100),
         phases=phases,
     )
@@ -538,6 +540,26 @@ def test_the_optimizer_is_reset_once_where_the_phase_begins(clock: Any) -> None:
     start = {"steps": second, "epochs": 1, "tokens": position.tokens, "sentence_steps": position.sentence_steps}[clock]
     plan = make_plan(BOOK, phases=(Phase(start=start, clock=clock, reset_optimizer=True),), **SHAPES[2])
     assert [s for s in range(60) if plan.reset_optimizer(s)] == [second]
+
+
+def test_the_optimizer_is_reset_where_the_layout_changes() -> None:
+    changes = {"layout": {"max_sentences": 8}, "model": {"dropout": (0.0, 1.0)}, "reset_optimizer": True}
+    plan = make_plan(BOOK, phases=(Phase(start=2, **changes),), train=TrainConfig(epochs=2), **SHAPES[2])
+    second = next(step for step in range(plan.total_steps) if plan.position(step).epoch == 1)
+    assert second > 2
+    assert [step for step in range(plan.total_steps) if plan.reset_optimizer(step)] == [second]
+    assert [plan._layout_of(epoch).max_sentences for epoch in (0, 1)] == [4, 8]  # type: ignore[attr-defined]
+    assert plan.settings(second - 1) == {}
+    assert plan.settings(second) == {"dropout": 0.0}
+
+
+def test_a_warmup_longer_than_the_run_is_named() -> None:
+    long, short = (
+        make_plan(BOOK, train=TrainConfig(steps=8), optimizer=OptimizerConfig(warmup=warmup), **SHAPES[0]).remarks()
+        for warmup in (2000, 8)
+    )
+    assert long == ["the learning rate still rises when the run ends, after 8 steps (optimizer.warmup is 2,000)"]
+    assert short == []
 
 
 def test_a_phase_that_begins_with_the_run_resets_nothing() -> None:

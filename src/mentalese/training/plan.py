@@ -125,7 +125,7 @@ class Plan:
         """Return the model settings at a step; later phases override earlier ones."""
         settings: dict[str, object] = {}
         for phase in self.recipe.phases:
-            if self._clock(step, phase.clock) >= phase.start:
+            if self._has_begun(phase, step):
                 for name, value in phase.model.items():
                     ramp = isinstance(value, (tuple, list)) and len(value) == 2
                     settings[name] = self._ramp(phase, step, *value) if ramp else value
@@ -167,7 +167,6 @@ class Plan:
     def remarks(self) -> list[str]:
         """Return remarks for before the run: unused parts of its text and recipe, and missing data."""
         phases, documents, last = self.recipe.phases, len(self._read.document_bytes), self.total_steps - 1
-        epoch_start = self._first_steps[self._epoch_of(last)]
         remarks = []
         if (first := len(self.split.document_bytes)) < self.available_documents:
             remarks.append(
@@ -179,13 +178,18 @@ class Plan:
                 f"the run reads {documents:,} of {first:,} documents before it ends "
                 f"(train.epoch_documents is {self.recipe.train.epoch_documents:,})"
             )
-        late = [p for p in phases if self._clock(epoch_start if p.layout else last, p.clock) < p.start]
+        late = [phase for phase in phases if not self._has_begun(phase, last)]
         if late:
             changes = ", ".join(f"{name}={value}" for name, value in (late[0].layout | late[0].model).items())
             begin = "begins" if len(late) == 1 else "begin"
             remarks.append(
                 f"the run ends before {len(late)} of its {len(phases)} phases {begin}, from {late[0].clock} "
                 f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
+            )
+        if (warmup := self.recipe.optimizer.warmup) > self.schedule_steps:
+            remarks.append(
+                f"the learning rate still rises when the run ends, after {self.total_steps:,} steps "
+                f"(optimizer.warmup is {warmup:,g})"
             )
         if (share := self.recipe.train.schedule_share) < 1:
             remarks.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")
@@ -196,7 +200,7 @@ class Plan:
     def reset_optimizer(self, step: int) -> bool:
         """Return True at the first step of a phase that forgets the optimiser's moments, never at step 0."""
         return step > 0 and any(
-            phase.reset_optimizer and self._clock(step - 1, phase.clock) < phase.start <= self._clock(step, phase.clock)
+            phase.reset_optimizer and self._has_begun(phase, step) and not self._has_begun(phase, step - 1)
             for phase in self.recipe.phases
         )
 
@@ -282,17 +286,21 @@ class Plan:
             return epoch + ((step - first) / (self._first_steps[epoch + 1] - first) if step > first else 0)
         return self._tokens[step] if clock == "tokens" else self._sentence_steps[step]
 
+    def _has_begun(self, phase: Phase, step: int) -> bool:
+        """Test if a phase applies; one that changes the layout begins where an epoch does."""
+        at = self._first_steps[self._epoch_of(step)] if phase.layout else step
+        return self._clock(at, phase.clock) >= phase.start
+
     def _layout_of(self, epoch: int) -> Layout:
-        """Return the layout of an epoch: phases take effect at the first epoch that begins at or after their start."""
         layout, step = self.recipe.layout, self._first_steps[epoch]
         for phase in self.recipe.phases:
-            if phase.layout and self._clock(step, phase.clock) >= phase.start:
+            if self._has_begun(phase, step):
                 layout = dataclasses.replace(layout, **phase.layout)
         return layout
 
     def _ramp(self, phase: Phase, step: int, a: float, b: float) -> float:
         """Return the value of a line from a at the phase's first step, not after `step`, to b at the end of the run."""
-        first = bisect_left(range(step + 1), phase.start, key=lambda s: self._clock(s, phase.clock))
+        first = bisect_left(range(step + 1), True, key=lambda s: self._has_begun(phase, s))
         return float(np.interp(self.position(step).progress, (self.position(first).progress, 1.0), (a, b)))
 
 
