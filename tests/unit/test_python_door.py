@@ -151,6 +151,15 @@ def test_one_task_needs_no_list(model: Saved) -> None:
     assert mentalese.evaluate(model, "perplexity", show=False) == mentalese.evaluate(model, show=False)
 
 
+def test_a_frame_of_pandas_is_refused() -> None:
+    """Its items are the names of its columns."""
+    frame = datasets.Dataset.from_list([{"text": "She had a son."}] * 9).to_pandas()
+    for refused in (frame, {"test": frame}, lambda: frame):
+        with pytest.raises(InputError, match=r"of pandas: use data\.to_dict\('records'\)"):
+            as_source(refused)
+    assert as_source(frame["text"]) == as_source(list(frame["text"]))
+
+
 def test_a_data_set_is_not_the_name_of_one(model: Saved) -> None:
     rows = datasets.Dataset.from_list([{"text": f"She had a son. He was {i}."} for i in range(100)])
     for refused in (lambda: DataConfig(source=rows), lambda: model.on(rows)):  # type: ignore[arg-type]

@@ -105,6 +105,21 @@ def test_prompts_and_completions_are_questions_and_answers(tmp_path: Path) -> No
     assert "prompt and completion are read as questions" in source.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"question": "Which language?", "steps": [], "answer": "C###"}, "contains ###"),
+        (
+            {"messages": [{"role": "user", "content": "Call."}, {"role": "assistant", "content": None}]},
+            "calls of tools",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_read_are_refused(row: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        whole(write(tmp_path, [row]))
+
+
 def test_long_completions_make_texts(tmp_path: Path) -> None:
     rows = numbered({"prompt": "Tell me N.", "completion": "N"}, 200)
     rows[150]["completion"] = "First.\nSecond."

@@ -182,10 +182,12 @@ def line_places(text: str) -> list[int]:
 def record(question: str, steps: Iterable[str], answer: str) -> Document:
     """Return a document of kind `records`: question and steps, each on one line, then `### answer`.
 
-    Line breaks within a part become spaces. `ValueError`: a part is empty, or not a text.
+    Line breaks within a part become spaces. `ValueError`: a part is empty, or not a text, or the answer contains `###`.
     """
     parts = (question, *steps, answer)
     if not all(isinstance(part, str) and part.strip() for part in parts):
         raise ValueError("question, answer and each step must be texts that are not empty")
+    if "###" in answer:
+        raise ValueError(f"the answer {answer!r} contains ###, after which an answer begins")
     *before, last = map(one_line, parts)
     return Document.join([*(f"{line}\n" for line in before), f"### {last}"])

@@ -403,7 +403,8 @@ def _exchanges(
     records = RowFormat("records", lambda row: _as_record(turns(row)), _CHAT, remark=remark)
     if all(records.reads(row) for _, row in every_row()):
         return records
-    remark = f"{spec}: {name} are read as texts, since not every row is one question with an answer of one line"
+    remark = f"{spec}: {name} are read as texts without a chat template, since not every row is one question with "
+    remark += "an answer of one line"
     return RowFormat("text", lambda row: _as_text(turns(row)), _CHAT, remark=remark)
 
 
@@ -411,7 +412,7 @@ def _turns(messages: Iterable[dict[str, str]]) -> list[Turn]:
     """Return the turns of a chat, as `role` and `content` or, by ShareGPT, as `from` and `value`."""
     turns = [(turn["role"], turn["content"]) if "role" in turn else (turn["from"], turn["value"]) for turn in messages]
     if not turns or not all(isinstance(text, str) for turn in turns for text in turn):
-        raise TypeError("a chat has messages, each with a role and a content, which are texts")
+        raise TypeError("a chat has messages, each with a role and a content, which are texts, not calls of tools")
     return [(_SHAREGPT_ROLES.get(role, role), text) for role, text in turns]
 
 

@@ -189,8 +189,10 @@ def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> 
     _refuse_column(spec, text_column)
     if whole or divided or (characters := length_of_few(plain)) is None:
         return "text", {split: partial(read_documents, parts) for split, parts in by_split.items()}, remarks
-    remark = f"{spec}: no headings and no lines <|endoftext|> divide it, so that it is cut into documents at blank "
-    remark += "lines, or by length where there are none"
+    remark = (
+        f"{spec}: headings and lines <|endoftext|> divide it into fewer than {len(SPLITS)} documents, so that it is "
+    )
+    remark += "cut at blank lines, or by length where there are none"
     return "text", {"train": partial(cut_documents, plain, characters)}, (*remarks, remark)
 
 
@@ -314,6 +316,8 @@ def as_source(texts: object) -> str:
 
 def _items(split: str, items: Any) -> Iterator[Row]:
     texts = items() if callable(items) else items
+    if hasattr(texts, "iloc") and hasattr(texts, "columns"):  # its items are the names of its columns
+        raise InputError(f"data[{split!r}] is a {type(texts).__name__} of pandas: use data.to_dict('records')")
     try:
         texts = None if isinstance(texts, str | bytes) else iter(texts)
     except TypeError:  # also of a tensor with one number, which has `__iter__`
