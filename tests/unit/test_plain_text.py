@@ -59,7 +59,7 @@ def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     assert 60 <= len(found) <= 110
     assert all(text.startswith("Paragraph") and text.endswith("lines.") for text in found)
     assert sorted("\n\n".join(found).split("\n\n")) == sorted(paragraphs)
-    assert "is cut into documents" in source.remarks[0]
+    assert "is cut at blank lines" in source.remarks[0]
     assert len(texts(open_source(f"file:{tmp_path / 'book.txt'}", whole=True))) == 1
 
 
