@@ -70,13 +70,14 @@ def judge(
         for method, row in zip(task.methods, rows, strict=True)
     ]
     # A bound has no bits with ends, and then the twin and the controls of its family are read without them too.
-    bounded = {
+    free = {
         method.family
         for method, row in zip(task.methods, rows)
-        if task.is_corpus and any(run["test"]["bits_per_byte_with_ends"] is None for run in row["runs"])
+        if task.is_corpus
+        if not task.pays_ends or any(run["test"]["bits_per_byte_with_ends"] is None for run in row["runs"])
     }
     scores = [
-        [score(task, path, run["test"], ends=method.family not in bounded) for path, run in zip(paths, row["runs"])]
+        [score(task, path, run["test"], ends=method.family not in free) for path, run in zip(paths, row["runs"])]
         for method, paths, row in zip(task.methods, folders, rows)
     ]
     levels = Levels(**earlier["levels"]) if earlier else levels_of(task, statistics.fmean(scores[0]))
@@ -85,7 +86,7 @@ def judge(
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
         condition = {"health": health(paths)} if method.role == "mechanism" else {}
-        further = further_scores(task, paths, ends=method.family not in bounded)
+        further = further_scores(task, paths, ends=method.family not in free)
         methods.append(
             {
                 "name": method.recipe.name,

@@ -53,18 +53,22 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
         return Method(made(method), role, family, shares)
 
+    channels, mlps = recipe.model["hidden_size"], 3 * recipe.model["num_hidden_layers"]  # MLPs have three matrices
+
+    def narrower(extra: float) -> Recipe:
+        """Return the recipe with MLPs that have fewer weights, by this multiple of the width."""
+        return recipe.replace(model={"intermediate_size": recipe.model["intermediate_size"] - round(extra / mlps)})
+
     def distilled(method: str, role: Role) -> Method:
-        method_recipe = codi_method(recipe, method, latents=curriculum.stages * curriculum.latents_per_step)
+        latents = curriculum.stages * curriculum.latents_per_step
+        method_recipe = codi_method(narrower(2 * channels + 4), method, latents=latents)  # its projection's weights
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
         return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
-    # AGCLR's three gates have as many weights as the MLPs, which have three matrices in each layer, lose.
-    gates = round(recipe.model["hidden_size"] / recipe.model["num_hidden_layers"])
-    smaller = recipe.replace(model={"intermediate_size": recipe.model["intermediate_size"] - gates})
-    agclr = made("agclr", smaller, gate_biases=PROSQA_BIASES)
+    agclr = made("agclr", narrower(3 * channels), gate_biases=PROSQA_BIASES)  # three gates
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     answering = replace(made("no-cot"), name=task)
-    turning, once, *_ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
+    turning, once, swapped_turns, _ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
     return (
         way("coconut", "mechanism", "coconut"),
         Method(agclr, "mechanism", "agclr", shares="coconut"),
@@ -79,6 +83,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         way("icot", "other", "icot"),
         turning,
         once,
+        swapped_turns,
     )
 
 
@@ -101,11 +106,12 @@ def composition(size: float) -> SuiteTask:
     """Return the task of products of four or five permutations, whose steps are the products so far.
 
     There are 9,072 such sequences, too many to learn by heart. With the 1,512 of three or four, written steps
-    themselves end between 86% and 100% over seeds.
+    themselves end between 86% and 100% over seeds. After one epoch of the curriculum's first stage written steps have
+    the accuracy of a guess, after four 93% (one seed).
     """
     spec = f"composition:length=4-5,count={int(12_000 * size)}"
-    recipe = questions("composition", spec, rotary(width(size), 2, 128), 12, 30, 128)
-    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30)
+    recipe = questions("composition", spec, rotary(width(size), 2, 128), 15, 30, 128)
+    curriculum = Curriculum(stages=4, latents_per_step=1, epochs=1, removed_tokens=4, step_tokens=30, first_epochs=4)
     return SuiteTask("composition", spec, reasoning(recipe, curriculum))
 
 
@@ -131,16 +137,19 @@ def expressions(size: float) -> SuiteTask:
         "twin": ("four layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
         "1l": ("scores without forks", bubbles | {"budget": 1.0}),
-        "deeper": ("six layers, for the cost of forks", deeper(regular, 2)),
+        "copy2": ("two copies of every token, for the cost of forks", copied(regular, 2)),
     }
+    turning = bubbles | turns | {"fork_layers": [2, 3]}
     looped_forks = {
-        "": ("two layers twice, with forks in the second turn", bubbles | turns | {"fork_layers": [2, 3]}),
+        "": ("two layers twice, with forks in the second turn", turning),
         "twin": ("two layers twice", regular | turns),
+        "constant": ("constant scores", removed(turning)),
     }
     methods = (
         *reasoning(recipe, curriculum),
         *compared(thoughtless, "thoughtbubbles", forks),
         other(thoughtless, "thoughtbubbles-copy3", "three copies of every token", copied(regular, 3)),
+        other(thoughtless, "thoughtbubbles-deeper", "six layers", deeper(regular, 2)),
         *compared(thoughtless, "thoughtbubbles-looped", looped_forks, "looped forks"),
     )
     return SuiteTask("expressions", spec, methods)
