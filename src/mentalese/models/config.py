@@ -96,7 +96,7 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     tie_word_embeddings: bool = True
     use_cache: bool = True
     thought_control: ThoughtControl | None = None
-    keys_to_ignore_at_inference = ["cache", "past_key_values", "thoughts"]  # noqa: RUF012 (transformers adds a list to it)
+    keys_to_ignore_at_inference = ["cache", "past_key_values", "thoughts", "z_given"]  # noqa: RUF012 (transformers adds a list to it)
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

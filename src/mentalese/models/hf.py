@@ -25,6 +25,7 @@ from mentalese.models.lora import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
 from mentalese.nn.blocks import ResidualLinear
+from mentalese.nn.loss import IGNORED
 
 logger = logging.get_logger(__name__)
 
@@ -203,6 +204,13 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         """Return the scalar, in nats per target, that `forward` returns as `loss` for labels [batch, length]."""
         return self.next_token_loss(encoded.hidden, labels)[0]
 
+    def predictable(self, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """Return labels [batch, length] without tokens right after padding, which nothing predicts."""
+        if labels is None or attention_mask is None:
+            return labels
+        real = attention_mask[:, -labels.shape[1] :].bool()
+        return labels.masked_fill(~nn.functional.pad(real[:, :-1], (1, 0), value=True), IGNORED)
+
     def predicted_tokens(self, encoded: E, input_ids: Tensor, real: Tensor) -> Tensor:
         """Return bool [batch, length], true at tokens that the token before them predicts."""
         return follows(real)
@@ -274,7 +282,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         options["cache"] = one_cache(cache, past_key_values)
         input_ids, cache = self.checked_call(input_ids, attention_mask, options)
         check_kept(logits_to_keep, input_ids.shape[1])
-        labels = check_labels(labels, input_ids, self.config.vocab_size)
+        labels = self.predictable(check_labels(labels, input_ids, self.config.vocab_size), attention_mask)
         loss: Tensor | None
         if output_thoughts:
             self._check_traced(cache)

@@ -14,6 +14,7 @@ from mentalese.errors import InputError
 from mentalese.models.hf import LatentThoughtModel
 from mentalese.models.saved import Saved
 from mentalese.models.transformers_seam import CACHE
+from mentalese.nn.loss import IGNORED
 from mentalese.testing.cases import TOLERANCE, Case
 from mentalese.testing.runs import rotary_flops
 from mentalese.values import temporarily
@@ -106,6 +107,21 @@ def test_a_call_in_training_mode_has_the_familys_own_loss(family: Case) -> None:
     ):
         torch.testing.assert_close(gradient, other)
     assert model.accepts_loss_kwargs is False  # or `Trainer` would not divide the loss, a mean, by its micro-batches
+
+
+@torch.no_grad()
+def test_the_loss_is_the_same_with_padding_on_either_side(family: Case) -> None:
+    """The first token of a row follows padding, or nothing: neither predicts it."""
+    batch, losses = family.batch(), []
+    ids = batch["input_ids"]
+    real = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    for sides in ((0, 0), (3, 0), (0, 3)):
+        mask = torch.nn.functional.pad(real, sides)
+        padded = torch.nn.functional.pad(ids, sides, value=family.tokenizer.pad_token_id)
+        labels = padded.masked_fill(~mask, IGNORED)
+        losses.append(family.model.eval()(padded, attention_mask=mask.long(), labels=labels).loss)
+    for loss in losses[1:]:
+        torch.testing.assert_close(loss, losses[0], equal_nan=True)  # masked diffusion has no target without masks
 
 
 @pytest.mark.parametrize("step", [0, 1])

@@ -319,10 +319,15 @@ class MaskedDiffusionLM(LatentThoughtModel[MaskedEncoded]):
         states = None if block_inputs is None else (*block_inputs, hidden)
         return MaskedEncoded(hidden=hidden, hidden_states=states, masked=input_ids == self.config.mask_token_id)
 
+    def predictable(self, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """Return the labels [B, N]: a state predicts its own token, also the first one."""
+        return labels
+
     def labels_loss(self, encoded: MaskedEncoded, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the labels [B, N] at masks."""
+        """Return the mean cross-entropy of the labels [B, N] at masks; NaN, not a perfect 0, without masks."""
         targets = labels.masked_fill(~encoded.masked, IGNORED).flatten()
-        return linear_cross_entropy(encoded.hidden.flatten(0, 1), self.loss_head(), targets)
+        loss = linear_cross_entropy(encoded.hidden.flatten(0, 1), self.loss_head(), targets)
+        return loss.masked_fill(~encoded.masked.any(), math.nan)
 
     def generate(
         self,
