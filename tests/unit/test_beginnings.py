@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -440,6 +441,42 @@ def test_a_model_that_ends_its_thinking_is_asked_up_to_there(base: Path, latents
     assert names(tokenizer, ids[-len(thinking) :]) == thinking
     text = tokenizer.apply_chat_template([asked, answered], tokenize=False)
     assert f"<|start-latent|>{'<|latent|>' * (latents or 0)}<|end-latent|>### 12" in text
+
+
+@pytest.mark.parametrize("kind", ["llama_3", "chat_glm", "gpt_2"])
+@pytest.mark.parametrize("layout", LAYOUTS[:5], ids=lambda layout: layout.kind)
+def test_a_text_that_is_laid_out_is_read_as_it_is(base: Path, layout: Layout) -> None:
+    marked = add_markers(AutoTokenizer.from_pretrained(base), latents=True)
+    tokenizer = text_tokenizer(marked, layout, DataConfig())
+    asked = [{"role": "user", "content": QUESTION}]
+    chats = [asked, [*asked, {"role": "assistant", "content": "### 12"}]]
+    has_markers = len(tokenizer("a")["input_ids"]) > len(tokenizer("a\n", add_special_tokens=False)["input_ids"])
+    for chat in chats if has_markers else chats[:1]:  # an answer without markers before it is part of the line
+        options = {"add_generation_prompt": len(chat) == 1}
+        text = tokenizer.apply_chat_template(chat, tokenize=False, **options)
+        assert tokenizer(text)["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["llama_3", "gpt_2"])
+def test_a_pair_of_a_model_that_ends_its_thinking_has_an_end(base: Path) -> None:
+    marked = add_markers(AutoTokenizer.from_pretrained(base), latents=True)
+    tokenizer = text_tokenizer(marked, CompressedSteps(), DataConfig())
+    with pytest.raises(InputError, match=r"text_pair is '### 12'.* write them and <\|end-latent\|> before it"):
+        tokenizer(QUESTION, "### 12")
+    row = tokenizer(QUESTION, "5 + 7 = 12<|end-latent|>### 12", return_token_type_ids=True)
+    assert tokenizer.convert_tokens_to_ids("<|end-latent|>") in row["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["gpt_2"])
+def test_messages_of_the_system_begin_the_question(base: Path) -> None:
+    tokenizer = text_tokenizer(add_markers(AutoTokenizer.from_pretrained(base)), QuestionAnswer(), DataConfig())
+    system, asked = {"role": "system", "content": " Be\nkind. "}, {"role": "user", "content": "How many?"}
+    assert tokenizer.apply_chat_template([system, system, asked], tokenize=False).endswith(
+        "Be kind. Be kind. How many?\n"
+    )
+    for chat in ([asked, system], [asked, asked]):
+        with pytest.raises(TemplateError, match="answers one question"):
+            tokenizer.apply_chat_template(chat, tokenize=False)
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])

@@ -28,6 +28,7 @@ from mentalese.data.tokenizers import (
     BEGINNING,
     BOS,
     CHAT,
+    LATENT_MARKERS,
     MASK,
     base_chat_template,
     beginning,
@@ -153,7 +154,19 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         remedy = "this model reads sentences between markers, which two texts may share; pass one text"
         require(not (pair and layout.markers), "text_pair", pair, remedy)
         row = layout.prompt_row(text, reads)
-        return (row + reads.text(pair, continues=True), len(row)) if pair else (row, len(row))
+        before, after = row.around()
+        laid_out = reads.text(text)
+        if layout.questions and _has(laid_out.ids, row.ids[:before], row.ids[len(row) - after :]):
+            row = laid_out
+        if not pair:
+            return row, len(row)
+        second = reads.text(pair, continues=True)
+        start, _, end = (self.convert_tokens_to_ids(marker) for marker in LATENT_MARKERS.values())
+        remedy = (
+            f"this model learns from written steps: write them and {LATENT_MARKERS['latent_end_token_id']} before it"
+        )
+        require(row.ids[-1] != start or end in second.ids, "text_pair", pair, remedy)
+        return row + second, len(row)
 
     def _encode_plus(self, *texts: Any, **options: Any) -> BatchEncoding:
         return self.encode_texts(*texts, **options)
@@ -240,6 +253,12 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
     def _auto_map(self) -> dict[str, list[str | None]]:
         """The class that opens the tokenizer where this package is not imported."""
         return {"AutoTokenizer": [None, f"{MODULE}.{type(self).__name__}"]}
+
+
+def _has(ids: list[int], first: list[int], last: list[int]) -> bool:
+    """Test if a text begins with a layout's markers and has those that end a question: a chat template added them."""
+    ends = range(len(ids) - len(last) + 1)
+    return bool(first or last) and ids[: len(first)] == first and any(ids[i : i + len(last)] == last for i in ends)
 
 
 def _truncated(row: TextRow, own: int, longest: int, side: str) -> TextRow:
