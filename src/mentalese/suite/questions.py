@@ -93,8 +93,8 @@ def reachability(size: float) -> SuiteTask:
     Steps are not a path, because its first edge is unknown until the search ends. A fact is one word, and one token of
     this vocabulary: as three words, a look-up must be learned before the search, and a run takes four times as long.
     Each graph is read six times, three times with all steps: then they have 85% of validation questions (one seed),
-    after one time the accuracy of a guess. The learning rate stays above 30% of its maximum, since the last stage of the
-    curriculum is the hardest to learn.
+    after one time the accuracy of a guess. The learning rate stays above 30% of its maximum, since the last stage of
+    the curriculum is the hardest to learn.
     """
     spec = f"reachability:hops=3,nodes=11,steps=frontier,facts=words,count={int(60_000 * size)}"
     recipe = questions("reachability", spec, rotary(width(size), 2, 128), 6, 30, 80)
