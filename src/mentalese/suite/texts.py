@@ -35,6 +35,7 @@ from mentalese.suite.methods import (
 INFERENCE: Model = {
     "fast_steps": 16,
     "fast_learning_rate": 0.34,
+    "fast_optimizer": "adam",
     "fast_schedule": "cosine",
     "noise": "resampled",
     "slow_grad": "final",
