@@ -51,8 +51,6 @@ class Curriculum:
         stages: the last stage that may leave steps; the stage after it leaves none.
         latents_per_step: c.
         epochs: epochs of each stage before the last one.
-        first_epochs: epochs of the stage in which all steps are written; `None`: as many as of each other stage (of
-            iCoT 1).
         removed_tokens: further tokens that iCoT leaves out each epoch.
         step_tokens: for iCoT, the maximum number of tokens in the steps of a record.
     """
@@ -62,7 +60,6 @@ class Curriculum:
     epochs: int
     removed_tokens: int
     step_tokens: int
-    first_epochs: int | None = None
 
     def phases(self, implicit: bool = False) -> tuple[Phase, ...]:
         """Return Coconut's phases, stage by stage until latents replace all steps, or iCoT's, which go by epoch."""
@@ -71,10 +68,9 @@ class Curriculum:
         else:
             stages = [*range(1, self.stages), self.stages + 1]
         epochs = 1 if implicit else self.epochs
-        first = self.first_epochs or epochs
         return tuple(
-            Phase(start=first + number * epochs, clock="epochs", layout={"stage": stage}, reset_optimizer=True)
-            for number, stage in enumerate(stages)
+            Phase(start=number * epochs, clock="epochs", layout={"stage": stage}, reset_optimizer=True)
+            for number, stage in enumerate(stages, 1)
         )
 
 
