@@ -22,7 +22,7 @@ class GenerateOptions:
         file: a text file with one prompt per line.
         raw: continue the prompt as it is, without the tokenizer's chat template.
         max_new_tokens: new tokens per prompt; 0: only fill in masks.
-        temperature: divides the logits before a token is drawn.
+        temperature: divides the logits before a token is drawn; above 0 (--greedy takes the most likely token).
         top_k: draw from the K most likely tokens.
         top_p: draw from the most likely tokens, as many as add up to this probability.
         num_beams: search with this many beams.
@@ -33,7 +33,7 @@ class GenerateOptions:
         latents: number of latent tokens after the question (not set: as in training).
         fast_steps: gradient steps that infer the thoughts of the prompt, for models that infer them.
         infer_every: infer the thoughts again after this many new tokens.
-        posterior_seed: seed for inferring the thoughts. Not set: --seed when sampling or with an empty prompt, else 0.
+        posterior_seed: seed for inferring the thoughts. Not set: --seed when sampling or for one token, else 0.
         seed: for drawing tokens.
     """
 
