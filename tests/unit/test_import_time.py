@@ -32,6 +32,11 @@ def cpu_seconds(code: str) -> float:
     return float(seconds)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_import_and_help_load_no_models(name: str) -> None:
+    cpu_seconds(COMMANDS[name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_import_and_help_take_twice_what_torch_takes(name: str) -> None:

@@ -10,7 +10,7 @@ from mentalese.data.layouts import Marked, Packed, PerDocument, SentenceStreams
 from mentalese.families.baselines.recipes import gpt2, gpt2_rope
 from mentalese.families.baselines.recipes import openstax as gpt2_recipe
 from mentalese.families.conceptlm.recipes import IMPLICIT, deeper
-from mentalese.families.latent_thought.config import LTMConfig
+from mentalese.families.latent_thought.config import swiglu_channels
 from mentalese.families.looped.recipes import looped
 from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.families.thought_gestalt.recipes import openstax as gestalt_recipe
@@ -51,7 +51,7 @@ guess on `topics`.
 def thoughtless(plain: Model) -> Model:
     """Return the twin of Latent Thought Models, whose MLPs have the weights of the attention to thoughts instead."""
     channels = plain["hidden_size"]  # four matrices of attention, three of an MLP
-    return plain | {"intermediate_size": LTMConfig(**plain).width + round(4 * channels / 3)}
+    return plain | {"intermediate_size": swiglu_channels(channels) + round(4 * channels / 3)}
 
 
 def documents(task: str, spec: str, tokens: int) -> Recipe:

@@ -89,4 +89,9 @@ class LTMConfig(LatentThoughtConfig):
     @property
     def width(self) -> int:
         """The number of channels of SwiGLU."""
-        return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32
+        return self.intermediate_size or swiglu_channels(self.hidden_size)
+
+
+def swiglu_channels(hidden_size: int) -> int:
+    """Return 8/3 of the hidden size, rounded up to a multiple of 32."""
+    return -(-8 * hidden_size // 96) * 32
