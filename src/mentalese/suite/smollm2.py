@@ -1,4 +1,4 @@
-"""All methods of latent reasoning on SmolLM2-135M-Instruct, each within two hours of one CPU core.
+"""All methods of latent reasoning on SmolLM2-135M-Instruct, each in hours of a CPU.
 
 `smollm2/DATA-METHOD` learns questions whose steps are written out:
 
@@ -7,14 +7,15 @@
     gsm8k       GSM8K with equations as steps (`icot_train.txt` and the like in `data/gsm8k`)
     clutrr      kinship of two or three relations, in test up to ten (the zip of the task in `data/clutrr`)
 
-Adapters of rank 16 are trained, 8 questions a step. An epoch has about 2,300 questions, others than the epoch before:
-eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats in training, 0.2 in validation, 76.6% of
-500 test questions; with other questions 0.1 nats and 89.6%, where written steps have 99.6%). `cot` has three epochs.
-Most others go on with its adapters: curricula have no stage of written steps, and each of their stages is one epoch,
-the last one two. They have 0.4 of its learning rate: at all of it `arithmetic-coconut` answers 16% of 100 validation
-questions after its first stage, and 76% before. `colar` learns from written steps in every epoch, at the rate of `cot`,
-with one or two tokens a latent: up to five, the paper's number, it answers 92.6% of `words`, up to two 99.8%.
-`no-cot` and `looped` answer at once; they have as many epochs as `cot` and a curriculum together.
+Adapters of rank 16 are trained, 8 questions a step, which takes 4 to 20 seconds of one core. An epoch has about 2,300
+questions, others than the epoch before: eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats
+in training, 0.2 in validation, 76.6% of 500 test questions; with other questions 0.1 nats and 89.6%, where written
+steps have 99.6%). `cot` has three epochs. Most others go on with its adapters: curricula have no stage of written
+steps, and each of their stages is one epoch, the last one two. They have 0.4 of its learning rate: at all of it
+`arithmetic-coconut` answers 16% of 100 validation questions after its first stage, and 76% before. `colar` learns from
+written steps in every epoch, at the rate of `cot`, with one or two tokens a latent: up to five, the paper's number, it
+answers 92.6% of `words`, up to two 99.8%. `no-cot` and `looped` answer at once; they have as many epochs as `cot` and
+a curriculum together.
 """
 
 from __future__ import annotations
