@@ -293,6 +293,7 @@ def text(size: float) -> SuiteTask:
         "": ("forks before layers 2 and 4", bubbles),
         "twin": ("the same layers without forks", regular),
         "constant": ("constant scores", removed(bubbles)),
+        "1l": ("scores without forks", bubbles | {"budget": 1.0}),
     }
     latents = {
         "": ("a window of 32, and thoughts", thinking),
