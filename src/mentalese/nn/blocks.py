@@ -33,6 +33,11 @@ class MLP(nn.Module):
         return self.out(self.activate(self.up(x)))
 
 
+def swiglu_channels(hidden_size: int) -> int:
+    """Return 8/3 of the hidden size, rounded up to a multiple of 32."""
+    return -(-8 * hidden_size // 96) * 32
+
+
 class SwiGLU(nn.Module):
     """The gated MLP of Llama, without biases (Shazeer, "GLU Variants Improve Transformer")."""
 

@@ -10,12 +10,12 @@ from mentalese.data.layouts import Marked, Packed, PerDocument, SentenceStreams
 from mentalese.families.baselines.recipes import gpt2, gpt2_rope
 from mentalese.families.baselines.recipes import openstax as gpt2_recipe
 from mentalese.families.conceptlm.recipes import IMPLICIT, deeper
-from mentalese.families.latent_thought.config import swiglu_channels
 from mentalese.families.looped.recipes import looped
 from mentalese.families.thought_gestalt.recipes import RELEASED_HEAD
 from mentalese.families.thought_gestalt.recipes import openstax as gestalt_recipe
 from mentalese.families.thoughtbubbles.recipes import copied
 from mentalese.families.thoughtbubbles.recipes import model as thoughtbubbles
+from mentalese.nn.blocks import swiglu_channels
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
 from mentalese.suite.methods import (
     Method,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.nn.blocks import swiglu_channels
 from mentalese.values import NonNegative, Positive, PositiveNumber
 
 NORM_EPS = 1e-5
@@ -90,8 +91,3 @@ class LTMConfig(LatentThoughtConfig):
     def width(self) -> int:
         """The number of channels of SwiGLU."""
         return self.intermediate_size or swiglu_channels(self.hidden_size)
-
-
-def swiglu_channels(hidden_size: int) -> int:
-    """Return 8/3 of the hidden size, rounded up to a multiple of 32."""
-    return -(-8 * hidden_size // 96) * 32

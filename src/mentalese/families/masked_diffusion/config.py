@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mentalese.models.config import LatentThoughtConfig
+from mentalese.nn.blocks import swiglu_channels
 from mentalese.values import Positive
 
 NORM_EPS = 1e-5
@@ -48,4 +49,4 @@ class MaskedDiffusionConfig(LatentThoughtConfig):
     @property
     def width(self) -> int:
         """The number of channels of SwiGLU."""
-        return self.intermediate_size or -(-8 * self.hidden_size // 96) * 32
+        return self.intermediate_size or swiglu_channels(self.hidden_size)
