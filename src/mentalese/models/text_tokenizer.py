@@ -154,10 +154,11 @@ class MentaleseTokenizer(NotCopied, PreTrainedTokenizerFast):
         remedy = "this model reads sentences between markers, which two texts may share; pass one text"
         require(not (pair and layout.markers), "text_pair", pair, remedy)
         row = layout.prompt_row(text, reads)
-        before, after = row.around()
-        laid_out = reads.text(text)
-        if layout.questions and _has(laid_out.ids, row.ids[:before], row.ids[len(row) - after :]):
-            row = laid_out
+        if layout.questions:
+            before, after = row.around()
+            laid_out = reads.text(text)
+            if _has(laid_out.ids, row.ids[:before], row.ids[len(row) - after :]):
+                row = laid_out
         if not pair:
             return row, len(row)
         second = reads.text(pair, continues=True)
