@@ -25,7 +25,7 @@ from mentalese.models.lora import adapt_by_default
 from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
 from mentalese.nn.blocks import ResidualLinear
-from mentalese.nn.loss import IGNORED
+from mentalese.nn.loss import predictable_labels
 
 logger = logging.get_logger(__name__)
 
@@ -205,11 +205,10 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         return self.next_token_loss(encoded.hidden, labels)[0]
 
     def predictable(self, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return labels [batch, length] without tokens right after padding, which nothing predicts."""
+        """Return the labels [batch, length] that are predicted, of tokens that do not directly follow padding."""
         if labels is None or attention_mask is None:
             return labels
-        real = attention_mask[:, -labels.shape[1] :].bool()
-        return labels.masked_fill(~nn.functional.pad(real[:, :-1], (1, 0), value=True), IGNORED)
+        return predictable_labels(labels, attention_mask[:, -labels.shape[1] :].bool())
 
     def predicted_tokens(self, encoded: E, input_ids: Tensor, real: Tensor) -> Tensor:
         """Return bool [batch, length], true at tokens that the token before them predicts."""

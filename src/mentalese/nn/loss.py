@@ -26,6 +26,11 @@ _FEW = 2**22  # logits; a smaller table is computed as a whole
 _LOGITS = 2**26  # numbers per chunk elsewhere: 256 MiB in float32, large enough to need few kernels
 
 
+def predictable_labels(labels: Tensor, real: Tensor) -> Tensor:
+    """Return labels [B, L] without labels directly after padding (`real` [B, L] is false), which nothing predicts."""
+    return labels.masked_fill(~F.pad(real[:, :-1], (1, 0), value=True), IGNORED)
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor | nn.Module, targets: Tensor, *, target_weights: Tensor | None = None
 ) -> Tensor:

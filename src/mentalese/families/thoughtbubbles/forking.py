@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mentalese.nn.loss import IGNORED
+from mentalese.nn.loss import predictable_labels
 from mentalese.nn.packing import PackedRows, filled, front, pack
 
 
@@ -168,8 +168,7 @@ class Encoding:
         """Return labels [B, L] without labels directly after padding, which are not predicted."""
         if self.rows.columns is None:
             return labels
-        predicts = F.pad(self.rows.spread(self.rows.real)[:, :-1], (1, 0))
-        return labels.masked_fill(~predicts, IGNORED)
+        return predictable_labels(labels, self.rows.spread(self.rows.real))
 
     def keep(self, kept: Tensor) -> Streams:
         """Return the streams of the tokens in columns [m] or [B, m]; tokens are renumbered by these columns."""
