@@ -47,19 +47,19 @@ WORTH = {"loss": 0.2, "interval": [0.1, 0.3]}
 
 
 def test_signs_are_means_over_the_last_tenth(tmp_path: Path) -> None:
-    lines = [{"streams_per_token": 9.0}] * 18 + [{"streams_per_token": 1.5}, {"streams_per_token": 2.0}]
+    lines = [{"fork_share": 0.9}] * 18 + [{"fork_share": 0.25}, {"fork_share": 0.5}]
     run = logged(tmp_path / "0", lines, WORTH)
-    assert signs_of(run, {"streams_per_token": 1.05}) == {"streams_per_token": 1.75}
+    assert signs_of(run, {"fork_share": 0.05}) == {"fork_share": 0.375}
     assert worth_of(run) == WORTH
 
 
 def test_a_mechanism_is_not_trained_if_most_seeds_are_idle(tmp_path: Path) -> None:
-    forks, idle = [{"streams_per_token": 1.5}], [{"streams_per_token": 1.01}]
+    forks, idle = [{"fork_share": 0.5}], [{"fork_share": 0.01}]
     unseen = WORTH | {"loss": 0.01, "interval": [-0.1, 0.1]}
     runs = [logged(tmp_path / str(i), *run) for i, run in enumerate([(forks, WORTH), (idle, WORTH), (forks, unseen)])]
     healthy = {"worth": [WORTH] * 2, "healthy": 1, "reason": ""}
-    assert health(runs[:2]) == {"signs": {"streams_per_token": [1.5, 1.01]}} | healthy
-    assert (health(runs)["healthy"], health(runs[1:2])["reason"]) == (1, "streams per token is below 1.05")
+    assert health(runs[:2]) == {"signs": {"fork_share": [0.5, 0.01]}} | healthy
+    assert (health(runs)["healthy"], health(runs[1:2])["reason"]) == (1, "fork share is below 0.05")
     assert health(runs[2:])["reason"] == "its score does not fall with another text's thoughts"
     assert health([logged(tmp_path / "none", forks, None)])["reason"] == ""
 

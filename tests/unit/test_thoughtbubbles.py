@@ -310,6 +310,18 @@ def test_causal_selection_starts_near_its_budget() -> None:
     assert 1.35 < output.metrics["streams_per_token"].item() <= 1.5
 
 
+@pytest.mark.parametrize(("fork_bias", "share"), [(0.0, 1 / 3), (-20.0, 0.0)])
+def test_forks_without_weight_have_no_share(fork_bias: float, share: float) -> None:
+    """A fork is made within the budget, also if nothing is read from it."""
+    made = model(budget=1.5, fork_layers=[1])
+    for decision in made.decisions.values():
+        torch.nn.init.zeros_(decision.decide.weight)
+        decision.decide.bias = torch.nn.Parameter(torch.tensor([fork_bias, 0.0]))
+    metrics = made.training_loss(batch(text(rows=4))).metrics
+    assert metrics["streams_per_token"].item() == pytest.approx(1.5)
+    assert metrics["fork_share"].item() == pytest.approx(share, abs=1e-6)
+
+
 def test_training_under_the_causal_selection_sees_no_later_token() -> None:
     """Not by the threshold either, with however few rows, before the first step and after some."""
     torch.manual_seed(0)

@@ -10,6 +10,6 @@ FAMILY = Family(
     recipes=f"{_HERE}.recipes:RECIPES",
     classes={"thoughtbubbles": (f"{_HERE}.config:ThoughtbubblesConfig", f"{_HERE}.model:ThoughtbubblesForCausalLM")},
     figures=f"{_HERE}.figures:FIGURES",
-    signs={"thoughtbubbles": {"streams_per_token": 1.05, "stream_weight": None}},
+    signs={"thoughtbubbles": {"fork_share": 0.05, "streams_per_token": None}},
     tested={"thoughtbubbles/tiny": {"causal": {"selection": "causal"}}},
 )

@@ -320,7 +320,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         if streams.scores is not None:
             real = torch.ones_like(streams.own) if streams.real is None else streams.real
             metrics["streams_per_token"] = real.sum() / (streams.counts > 0).sum()
-            metrics["stream_weight"] = (streams.scores.detach().exp() * real).sum() / real.sum()
+            weights = streams.scores.detach().exp() * real
+            metrics["fork_share"] = (weights * ~streams.own).sum() / weights.sum()
         return LossOutput(*self._loss(encoded, batch["labels"]), metrics, encoded=lambda: encoded)
 
     def labels_loss(self, encoded: Encoding, labels: Tensor) -> Tensor:
