@@ -105,10 +105,9 @@ def _recipe(name: str, corpus: Path) -> Recipe:
     recipe = shrink(get_recipe(name), corpus)
     if name in FEWER_LAYERS:
         recipe = dataclasses.replace(recipe, model=recipe.model | FEWER_LAYERS[name])
-    if recipe.model.get("backbone", {}).get("n_layer", 0) > 2:
-        backbone = recipe.model["backbone"] | {"n_layer": 2}
-        recipe = dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone})
-    return recipe
+    backbone = {} if name.startswith("looped") else recipe.model.get("backbone", {})  # loops turn layers 2 and 3
+    fewer = {layers: 2 for layers in ("n_layer", "num_hidden_layers") if backbone.get(layers, 0) > 2}
+    return dataclasses.replace(recipe, model=recipe.model | {"backbone": backbone | fewer}) if fewer else recipe
 
 
 def _run(name: str, corpus: Path) -> Run:
