@@ -14,8 +14,9 @@ steps have 99.6%). `cot` has three epochs. Most others go on with its adapters: 
 steps, and each of their stages is one epoch, the last one two. They have 0.4 of its learning rate: at all of it
 `arithmetic-coconut` answers 16% of 100 validation questions after its first stage, and 76% before. `colar` learns from
 written steps in every epoch, at the rate of `cot`, with one or two tokens a latent: up to five, the paper's number, it
-answers 92.6% of `words`, up to two 99.8%. `no-cot` and `looped` answer at once; they have as many epochs as `cot` and
-a curriculum together.
+answers 92.6% of `words`, up to two 99.8%. `no-cot` answers at once; it has as many epochs as `cot` and a curriculum
+together. `codi` reads each question twice, and `looped` reads its middle layers twice: both have fewer epochs, so that
+on `words` they cost about as many FLOPs as `no-cot` (1.0e15 to 1.2e15).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from mentalese.suite.latent_reasoning import codi, looped
 
 BASE = "models:smollm2"
 SMOLLM2 = llama(576, 9, layers=30, mlp=1536, key_value_heads=3, tied=True, context=8192, theta=100_000.0)
+CODI_SHARE, LOOPED_SHARE = 0.6, 0.75  # of a curriculum's and of `no-cot`'s epochs
 STEP_DECODER_LAYERS = 6  # SIM-CoT's has all; its cost would be the model's once more
 
 ARITHMETIC = Recipe(
@@ -86,14 +88,16 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     named = recipe.replace(name=f"{recipe.name}-colar")
     colar = compressed(named, "", factor=2, max_factor=2, max_latents=stages.step_tokens)
     at_once = recipe.replace(train={"epochs": written + length})
+    twice = at_once.replace(train={"epochs": LOOPED_SHARE * (written + length)})
+    pairs = continued(codi(recipe, "", stages.stages * stages.latents_per_step))
     made = [
         latent(recipe, "cot", stages),
         latent(at_once, "no-cot", stages),
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
-        continued(codi(recipe, "", stages.stages * stages.latents_per_step)),
+        pairs.replace(train={"epochs": CODI_SHARE * length}),
         continued(colar),
-        looped(at_once, "looped", 2, "the middle layers twice", stages),
+        looped(twice, "looped", 2, "the middle layers twice", stages),
     ]
     return [dataclasses.replace(method, baseline=None) for method in made]
 
