@@ -95,6 +95,17 @@ def test_the_step_loss_and_gradients_match_the_plain_model(backbone: str, mode: 
         torch.testing.assert_close(fast if fast is not None else expected, expected, atol=5e-4, rtol=5e-4, msg=name)
 
 
+def test_a_step_decoder_explains_own_latents_under_a_control() -> None:
+    """Each row's first latent is made before one is read, so its steps cost what they cost without the control."""
+    model, text = made(), batch()
+    text["step_latents"] = torch.zeros_like(text["step_latents"])
+    own = model.training_loss(text).metrics
+    model.config.thought_control = "swapped"
+    other = model.training_loss(text).metrics
+    torch.testing.assert_close(other["step_nll"], own["step_nll"])
+    assert not torch.isclose(other["ntp"], own["ntp"])
+
+
 def test_steps_train_what_makes_their_latents() -> None:
     """Without labels the step loss alone reaches the backbone, through the latents."""
     model = made()

@@ -36,6 +36,7 @@ from mentalese.suite.judge import (
     interval,
     judge,
     levels_of,
+    nats_at,
     part_nats,
     solved,
     undecided,
@@ -181,6 +182,7 @@ def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
         f"topics/latent_thought{name}": [
             {
                 "flops": flops[-1],
+                "config": {"optimizer": {"warmup": 0.1}},
                 "curve": [{"flops": 0.0, "loss": 9.0}]
                 + [{"flops": f, "validation_perplexity": math.exp(n + seed / 9)} for f, n in zip(flops, nats)],
             }
@@ -203,6 +205,15 @@ def test_curves_are_read_where_the_cheaper_method_ends(tmp_path: Path) -> None:
     del twin["at_equal_flops"]
     add_equal_flops(judged["methods"], runs, 0.95)
     assert "at_equal_flops" not in twin, "two seeds are too few"
+
+
+def test_a_curve_is_not_read_before_its_warm_up_ends() -> None:
+    """A mechanism of ten times its twin's FLOPs would be read where its learning rate has hardly begun."""
+    points = [{"flops": flops, "validation_perplexity": math.exp(3 - flops)} for flops in (0.0, 1.0, 2.0)]
+    run = {"config": {"optimizer": {"warmup": 0.1}}, "curve": points}
+    assert nats_at(run, 0.19) is None
+    assert nats_at(run, 0.2) == pytest.approx(2.8)
+    assert nats_at(run, 2.1) is None
 
 
 def test_a_corpus_keeps_its_first_level_when_seeds_are_added(tmp_path: Path) -> None:
@@ -274,6 +285,12 @@ def test_a_few_seeds_that_all_fail_decide_nothing(seeds: int, verdict_of_all: st
 
 def test_a_share_of_nine_tenths_is_solved() -> None:
     assert solved([(0.95 - 0.5) / 0.5, 0.899])["count"] == 1
+
+
+def test_a_seed_solves_search_if_it_does_as_written_steps_do() -> None:
+    """Written steps close 86 to 93% of `reachability`'s gap, a first latent search 84%."""
+    task = SUITE["reachability"](1.0)
+    assert solved([0.84, 0.93, 0.4], task.solved)["count"] == 2
 
 
 def test_dots_beyond_the_scale_stand_at_its_edge(tmp_path: Path) -> None:
@@ -435,7 +452,7 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
         return comparison(dataclasses.replace(made, methods=kept), scores)
 
     monkeypatch.setattr(suite_run, "compare", compare)
-    rivals = ("no-cot", "pause-curriculum", "no-thoughts")
+    rivals = ("sim-cot-swapped", "no-cot", "pause-curriculum", "no-thoughts")
     result = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["sim-*", "cot"])
     assert asked == [[f"composition/{name}" for name in ("sim-cot", *rivals, "cot")]]
     (judged,) = result["tasks"]
@@ -470,7 +487,7 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(suite_run, "compare", compare)
     (judged,) = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["coconut", "sim-cot", "cot"])["tasks"]
-    rivals = {"no-cot", "pause-curriculum", "no-thoughts"}
+    rivals = {"sim-cot-swapped", "no-cot", "pause-curriculum", "no-thoughts"}
     assert asked == [({"coconut", "sim-cot", "cot", *rivals}, 5), ({"sim-cot", *rivals}, 10)]
     methods = {method["name"].partition("/")[2]: method for method in judged["methods"]}
     assert [len(methods[name]["closed"]["seeds"]) for name in ("coconut", "sim-cot", "no-cot")] == [5, 10, 10]

@@ -187,21 +187,21 @@ def test_a_stopped_suite_goes_on_and_takes_nothing_back(tmp_path: Path, monkeypa
 def test_status_counts_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(tmp_path, monkeypatch, stop_after=20)
     small, wide = suite.status()
-    assert (small.finished, small.planned, small.not_begun, small.hours_left) == (0, 30, 2, None)
+    assert (small.finished, small.planned, small.not_begun, small.hours_left) == (0, 36, 2, None)
     assert not any(tmp_path.iterdir())
     with pytest.raises(Stopped):
         suite.run()
     small, wide = suite.status()
-    assert (small.finished, small.planned) == (20, 31), "a rate at the edge has one more"
-    assert small.hours_left == pytest.approx(11 * 0.1)
-    assert sum(small.seeds.values()) == 20 - 5 * 3 - 1
-    assert (wide.finished, wide.planned, wide.not_begun, wide.hours_left) == (0, 30, 2, None)
-    suite.stop_after = 31 + 31 + 7
+    assert (small.finished, small.planned) == (20, 37), "a rate at the edge has one more"
+    assert small.hours_left == pytest.approx(17 * 0.1)
+    assert sum(small.seeds.values()) == 20 - 6 * 3 - 1
+    assert (wide.finished, wide.planned, wide.not_begun, wide.hours_left) == (0, 36, 2, None)
+    suite.stop_after = 37 + 37 + 7
     with pytest.raises(Stopped):
         suite.run()
     small, wide = suite.status()
     assert (small.finished, small.planned) == (4 * (3 + 3), 4 * (3 + 5)), "only what is not decided and its rivals"
-    assert (wide.finished, wide.planned) == (31 + 7, 31 + 10)
+    assert (wide.finished, wide.planned) == (37 + 7, 37 + 12)
     assert (small.decided, small.undecided, small.not_begun) == (1, 1, 0)
     assert (wide.decided, wide.undecided, wide.not_begun) == (0, 2, 0)
 
@@ -211,7 +211,7 @@ def test_times_are_of_methods_that_have_finished_runs(tmp_path: Path, monkeypatc
     with pytest.raises(Stopped):
         suite.run()
     small, _ = suite.status()
-    assert (small.finished, small.planned, small.untimed, small.hours_left) == (1, 30, 4, pytest.approx(0.5, abs=0.05))
+    assert (small.finished, small.planned, small.untimed, small.hours_left) == (1, 36, 5, pytest.approx(0.5, abs=0.05))
 
 
 def test_runs_of_other_recipes_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ def test_the_command_prints_the_status(tmp_path: Path, capsys: pytest.CaptureFix
     assert cli.main(words) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split() == ["task", "runs", "seeds", "decided", "undecided", "not", "begun", "CPU", "hours", "left"]
-    assert row.split()[:4] == [SMALL, "0", "of", "196"]
+    assert row.split()[:4] == [SMALL, "0", "of", "210"]
     assert cli.main([*words, "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)
-    assert (found["task"], found["planned"], found["hours_left"]) == (SMALL, 196, None)
+    assert (found["task"], found["planned"], found["hours_left"]) == (SMALL, 210, None)
     assert not (tmp_path / "none").exists()

@@ -44,8 +44,6 @@ Judged = dict[str, Any]
 Verdict = Literal["better", "not better", "undecided", "not trained"]
 """The verdict on a mechanism: better than its twin and all controls; decided that it is not better than one of them;
 neither yet; or idle or collapsed, which is not a verdict on the idea (`health`)."""
-SOLVED = 0.9
-"""The share of the gap from which on a seed has found what the task is about."""
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
 """The widths below which an interval shows that two methods hardly differ: in shares of the gap, and on a corpus of
 the first method's bits, since its optimum is unknown."""
@@ -97,7 +95,7 @@ def judge(
                 "score": summary(values),
                 "closed": summary(shares) | {"interval": interval(summary(shares), len(shares)), "seeds": shares},
                 "median": statistics.median(shares),
-                "solved": None if task.is_corpus else solved(shares),
+                "solved": None if task.is_corpus else solved(shares, task.solved),
                 "learning_rate": row["runs"][0]["config"]["optimizer"]["learning_rate"],
                 "trials": len(tuning.get("trials", [0])),
                 "trial_seeds": tuning["trials"][0]["seeds"] if tuning else 1,
@@ -171,7 +169,7 @@ def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]],
 
     These are, for each seed, all that the cheaper of the two runs has spent; `flops` is their mean. The other run's
     learning curve is read there: its learning rate has not yet fallen to its end, which is to its disadvantage. Left
-    out if fewer than three seeds have such curves.
+    out if fewer than three seeds can be read there (`nats_at`).
     `runs` has the results of each method's runs, by name.
     """
     for one in methods:
@@ -187,17 +185,24 @@ def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]],
 
 
 def nats_at(run: Judged, flops: float) -> float | None:
-    """Return a run's validation nats per token when it had spent `flops`; `None` without validations around then."""
+    """Return a run's validation nats per token when it had spent `flops`.
+
+    `None` without validations around then, or before the end of the warm-up, where a rate that is still small says
+    nothing about the method.
+    """
     points = [point for point in run["curve"] if "validation_perplexity" in point]
-    if not points or not points[0]["flops"] <= flops <= 1.01 * points[-1]["flops"]:
+    if not points:
+        return None
+    warm = run["config"]["optimizer"]["warmup"] * points[-1]["flops"]
+    if not max(warm, points[0]["flops"]) <= flops <= 1.01 * points[-1]["flops"]:
         return None
     nats = np.log([point["validation_perplexity"] for point in points])
     return float(np.interp(flops, [point["flops"] for point in points], nats))
 
 
-def solved(shares: Sequence[float]) -> Judged:
-    """Return how many of the seeds closed the gap, and the 95% interval of that share."""
-    count = sum(round(share, 9) >= SOLVED for share in shares)  # a share such as (0.95 - 0.5) / 0.5 is 0.9 too
+def solved(shares: Sequence[float], least: float = 0.9) -> Judged:
+    """Return how many of the seeds closed the gap by `least`, and the 95% interval of that share."""
+    count = sum(round(share, 9) >= least for share in shares)  # a share such as (0.95 - 0.5) / 0.5 is 0.9 too
     return {"count": count, "of": len(shares), "interval": wilson_interval(count, len(shares))}
 
 

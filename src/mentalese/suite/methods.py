@@ -44,6 +44,7 @@ class SuiteTask:
             method's mean is the floor, and 0 bits per byte the optimum.
         scored: the scored part of a test document: `all`, the `answers` in a text, or the `second half` of its tokens,
             from which no thoughts are inferred.
+        solved: the share of the gap from which on a seed has found what the task is about.
         pays_ends: on a corpus, ends of documents and sentences count for the score.
         further: other scores of the same runs, on data that no model was trained on: a column's title, and fields of
             `EvaluationOptions` with one task. They do not count for the share of the gap.
@@ -53,6 +54,7 @@ class SuiteTask:
     spec: str
     methods: tuple[Method, ...]
     scored: Literal["all", "answers", "second half"] = "all"
+    solved: float = 0.9
     pays_ends: bool = True
     further: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 

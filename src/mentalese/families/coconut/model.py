@@ -158,7 +158,8 @@ class CoconutEncoded(Encoded):
     Attributes:
         is_latent: bool [B, L], their positions.
         states: h_t, [B, d].
-        latents: h'_t, [B, d].
+        latents: h'_t, [B, d], as they are read: under a control not the model's own.
+        own: the model's own latents [B, d], which a step decoder explains.
         concepts: c_t, [B, d]; empty without a concept stream.
         gates: the gate values [B, d] by name.
     """
@@ -166,6 +167,7 @@ class CoconutEncoded(Encoded):
     is_latent: Tensor
     states: list[Tensor] = field(default_factory=list)
     latents: list[Tensor] = field(default_factory=list)
+    own: list[Tensor] = field(default_factory=list)
     concepts: list[Tensor] = field(default_factory=list)
     gates: list[dict[str, Tensor]] = field(default_factory=list)
 
@@ -430,10 +432,12 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         for _ in range(self.config.parallel_passes or 0):
             if thinks.shape[1] > 1:
                 states = torch.cat((before[:, None], read.ahead(inputs[:, :-1])), dim=1)
-            latents = controlled(self._thought(states), self.config.thought_control, marker, "columns")
+            own = self._thought(states)
+            latents = controlled(own, self.config.thought_control, marker, "columns")
             inputs = torch.where(thinks, latents.to(tokens.dtype), tokens)
         encoded.states += states.unbind(1)
         encoded.latents += latents.unbind(1)
+        encoded.own += own.unbind(1)
         encoded.gates += [{} for _ in encoded.latents]
         return inputs
 
@@ -447,6 +451,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             state["memory"] = torch.where(thinking[:, None], written, memory)
             state["latents"] = count + thinking
             encoded.concepts.append(state["memory"])
+        encoded.own.append(latent)
         if self.config.thought_control is not None:
             marker = torch.full((), self.config.latent_token_id, device=before.device)
             removed, number = self.get_input_embeddings()(marker), len(encoded.latents)
@@ -481,8 +486,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             return
         remedy = f"the batch has no written steps; use layout {self.steps_layout!r}, or set None"
         self.config.require("steps" in batch, "step_decoder_layers", remedy)
-        latents, embed = encoded.latents, self.get_input_embeddings()
-        loss = step_loss(self.step_decoder, batch, latents, embed, self.loss_head())
+        loss = step_loss(self.step_decoder, batch, encoded.own, self.get_input_embeddings(), self.loss_head())
         output.metrics = {"ntp": output.loss.detach()} | output.metrics | {"step_nll": loss.detach()}
         output.loss = output.loss + self.config.step_weight * loss
 

@@ -65,7 +65,7 @@ def step_loss(
 ) -> Tensor:
     """Return the mean negative log-likelihood of the tokens of all steps of a batch (L_step), 0 without steps.
 
-    `latents` are the inputs [rows, d] at latents, by pass; for the batch see `questions.written_steps`.
+    `latents` are the model's own latents [rows, d], by pass; for the batch see `questions.written_steps`.
     """
     steps = batch["steps"]
     if not steps.numel():
