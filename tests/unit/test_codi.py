@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mentalese import Recipe, get_recipe, load, open_recipe, override, recipes
 from mentalese.data.layouts import QuestionAnswer
 from mentalese.data.store import prepare
+from mentalese.data.tokenizers import space_id
 from mentalese.errors import InputError
 from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.plain import Coconut
@@ -91,6 +92,7 @@ def gradients(model: CodiForCausalLM, loss: Tensor) -> dict[str, Tensor]:
         ("gpt2", {"distillation_weight": 20.0}),
         ("llama", {"distillation_weight": 0.0}),
         ("gpt2", {"parallel_passes": 2}),
+        ("llama", {"space_token_id": 30}),  # of one of the answers
     ],
 )
 def test_the_loss_is_the_plain_one_and_so_are_its_gradients(backbone: str, fields: dict[str, Any], left: bool) -> None:
@@ -170,6 +172,16 @@ def test_rows_are_pairs_only_if_their_questions_are_the_same() -> None:
     assert distilled_tokens(ids.flip(0), real.flip(0), LATENT)[1].tolist() == [False] * 3, "students come second"
     assert distilled_tokens(ids[3:], real[3:], LATENT)[1].tolist() == [False], "students alone are no pairs"
     assert distilled_tokens(ids[:3], real[:3], LATENT)[1].tolist() == [False], "teachers alone are no pairs"
+
+
+def test_a_space_before_an_answer_is_its_token() -> None:
+    """`### 12` may be `###`, a space and digits: the state at `###` knows that a space follows, and nothing else."""
+    text = batch()
+    ids, real, half = text["input_ids"], text["attention_mask"].bool(), len(QUESTIONS)
+    at, pairs = distilled_tokens(ids, real, LATENT, 30)
+    assert pairs.all()
+    assert ids.gather(1, at[:, None])[:, 0].tolist() == 2 * [30, MARK, MARK]
+    assert ids.gather(1, at[:, None] + 1)[:half, 0].tolist() == [31, 32, 35]
 
 
 def test_rows_that_are_no_pairs_are_trained_without_distillation() -> None:
@@ -278,9 +290,12 @@ def test_a_batch_has_a_teacher_and_a_student_of_every_question(tiny: Recipe, las
             assert tokenizer.decode(ids[row][real]) == parts[0] + between + parts[-1]
             assert tokenizer.decode(labels[row][labels[row] != IGNORED]) == "".join(targets)
             assert found["question_lengths"][row] == len(tokenizer(parts[0])["input_ids"])
-    at, pairs = distilled_tokens(ids, mask.bool(), tokenizer.convert_tokens_to_ids("<|latent|>"))
+    space = space_id(tokenizer)
+    at, pairs = distilled_tokens(ids, mask.bool(), tokenizer.convert_tokens_to_ids("<|latent|>"), space)
     assert pairs.all()
-    assert {tokenizer.decode([token]) for token in ids.gather(1, at[:, None])[:, 0].tolist()} == {"###"}
+    before, after = (ids.gather(1, column[:, None])[:, 0].tolist() for column in (at, at + 1))
+    assert {tokenizer.decode([token]) for token in before} <= {"###", " "}
+    assert space not in after, "its state predicts the answer"
     assert (found["step_rows"] >= 10).all()
 
 
@@ -334,7 +349,7 @@ def test_a_tokenizer_without_the_mark_is_refused(tiny: Recipe) -> None:
     split = store.splits["train"]
     tokens = np.array(split.tokens)
     tokens[split.segments[split.document_segments[1] - 1]] = tokenizer("#")["input_ids"][0]
-    with pytest.raises(InputError, match="the tokenizer begins an answer with '#', and CODI distils"):
+    with pytest.raises(InputError, match="the tokenizer begins an answer with '#', and CODI finds"):
         tiny.layout.check(dataclasses.replace(split, tokens=tokens), tokenizer, 1, 1)
 
 

@@ -108,6 +108,15 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase, *, sentences: bool = T
     }
 
 
+def space_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the id of the token that is only a space, by its name in byte-level and in SentencePiece vocabularies.
+
+    It stands between `###` and an answer whose beginning has no token with a space, as digits in `### 12`.
+    """
+    vocabulary = tokenizer.get_vocab()
+    return next((vocabulary[name] for name in ("Ġ", "▁") if name in vocabulary), None)
+
+
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens that another project's tokenizer puts before each text, such as its beginning of a text."""
     if (tokens := tokenizer.init_kwargs.get(BEGINNING)) is not None:

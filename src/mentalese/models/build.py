@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 
 from mentalese.data.layouts import AsIs
 from mentalese.data.sentences import fixed_length
-from mentalese.data.tokenizers import special_token_ids
+from mentalese.data.tokenizers import space_id, special_token_ids
 from mentalese.errors import InputError, require
 from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, as_model
@@ -32,7 +32,8 @@ def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrain
     size = values.get("vocab_size", len(tokenizer))
     remedy = f"the tokenizer has {len(tokenizer)} tokens with its markers; remove it, or set at least that"
     require(not isinstance(size, int) or size >= len(tokenizer), "model.vocab_size", size, remedy)
-    special = {k: v for k, v in special_token_ids(tokenizer).items() if k in cls.__dataclass_fields__}
+    known = special_token_ids(tokenizer) | {"space_token_id": space_id(tokenizer)}
+    special = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
     try:
         return cls(**({"vocab_size": len(tokenizer)} | special | values))
     except InputError:

@@ -23,7 +23,9 @@ class CodiConfig(LatentsConfig):
     Attributes:
         distillation_weight: gamma, of the distance between the hidden states of teacher and student at the token before
             the answer; alpha and beta, the weights of their own losses, are 1.
+        space_token_id: the token of a space, which stands before answers whose first token has none.
     """
 
     model_type = "codi"
+    space_token_id: int | None = None
     distillation_weight: NonNegativeNumber = 1.0

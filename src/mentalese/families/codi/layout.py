@@ -4,7 +4,7 @@
     student   question, <start>, latents, <end>, ### answer
 
 A batch has first the teachers' rows, then the students' rows in the same order. Both end in the same tokens, so that
-the model finds the token before the answer, `###`, in both. Scores and answers come from students.
+the model finds the token before the answer, `###` or a space after it, in both. Scores and answers come from students.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mentalese.data.split import Split
 
 MARK = "###"
-"""The text before every answer; the hidden states of its token are brought together."""
+"""The text before every answer, one token; the hidden states of the token before the answer are brought together."""
 
 
 @checked_dataclass("layout")
@@ -69,8 +69,8 @@ class QuestionPairs(StudentQuestions):
         opening = int(split.tokens[split.segments[split.document_segments[1] - 1]])
         first = str(tokenizer.decode([opening])).strip()
         remedy = (
-            f"the tokenizer begins an answer with {first!r}, and CODI distils the state of one token {MARK!r} before "
-            "it; use a base from `mentalese grow`, or a data.tokenizer trained on the questions"
+            f"the tokenizer begins an answer with {first!r}, and CODI finds it by one token {MARK!r} before it; "
+            "use a base from `mentalese grow`, or a data.tokenizer trained on the questions"
         )
         require(first == MARK, "layout", self.kind, remedy)
 

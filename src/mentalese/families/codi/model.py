@@ -79,7 +79,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         """Return the distances [H] of Eq. 4, means over layers of |sg(teacher) - student| / std; 0 without a pair."""
         ids = batch["input_ids"]
         real = self.real_tokens(ids, batch.get("attention_mask"))
-        at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id)
+        at, is_pair = distilled_tokens(ids, real, self.config.latent_token_id, self.config.space_token_id)
         assert encoded.hidden_states is not None
         rows, half = torch.arange(len(at), device=ids.device), len(is_pair)
         if not half:
@@ -91,12 +91,12 @@ class CodiForCausalLM(CoconutForCausalLM):
         return torch.where(is_pair, distance, 0.0)
 
 
-def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Tensor]:
+def distilled_tokens(ids: Tensor, real: Tensor, latent: int | None, space: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the columns of the tokens before the answers, int64 [2 H], and the rows that are pairs, bool [H].
 
     In a pair, row h has no latents, row H + h has latents, and both have the same question. The tokens after the end
-    marker of the second row, which begin with the returned token, are also the end of the first row. Columns of other
-    rows are arbitrary. Does not wait for a GPU.
+    marker of the second row are also the end of the first row: `###`, the token `space` where it has one of its own,
+    and the answer. Columns of other rows are arbitrary. Does not wait for a GPU.
     """
     half, length = len(ids) // 2, ids.shape[1]
     column = torch.arange(length, device=ids.device)
@@ -106,6 +106,9 @@ def distilled_tokens(ids: Tensor, real: Tensor, latent: int) -> tuple[Tensor, Te
     teacher, student = slice(half), slice(half, 2 * half)
     question = torch.where(is_latent, column, length).amin(1)[student] - 1
     student_at = torch.where(is_latent, column, -1).amax(1)[student] + 2
+    if space is not None:  # before it the next token is known, and the state there says nothing of the answer
+        following = (student_at + 1).clamp(max=length - 1)
+        student_at = student_at + (ids[student].gather(1, following[:, None])[:, 0] == space)
     teacher_at = tokens[teacher] - tokens[student] + student_at
     same = ((ids[teacher] == ids[student]) | (column >= question[:, None])).all(1)
     is_pair = is_latent[student].any(1) & ~is_latent[teacher].any(1) & same

@@ -66,10 +66,12 @@ class Codi(nn.Module):
         teacher, student = self.states(pair.teacher), self.states(pair.student)
         written = self._nll(teacher[-1], pair.teacher)[pair.question - 1 :].mean()
         answered = self._nll(student[-1], pair.student)[-pair.answer :].mean()
+        # the token before the answer: `###`, or a space after it
+        before = -pair.answer + int(pair.student[1 - pair.answer] == self.config.space_token_id)
         distances = []
         for layer_of_teacher, layer_of_student in zip(teacher, student):
-            target = layer_of_teacher[-pair.answer].detach()
-            distances.append((target - layer_of_student[-pair.answer]).abs().mean() / target.std())
+            target = layer_of_teacher[before].detach()
+            distances.append((target - layer_of_student[before]).abs().mean() / target.std())
         return written, answered, torch.stack(distances).mean()
 
     def states(self, row: Tensor) -> list[Tensor]:
