@@ -284,7 +284,7 @@ def test_a_few_seeds_that_all_fail_decide_nothing(seeds: int, verdict_of_all: st
 
 
 def test_a_share_of_nine_tenths_is_solved() -> None:
-    assert solved([(0.95 - 0.5) / 0.5, 0.899])["count"] == 1
+    assert solved([(0.95 - 0.5) / 0.5, 0.899], SUITE["composition"](1.0).solved)["count"] == 1
 
 
 def test_a_seed_solves_search_if_it_does_as_written_steps_do() -> None:

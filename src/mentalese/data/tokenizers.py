@@ -113,8 +113,8 @@ def space_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     It stands between `###` and an answer whose beginning has no token with a space, as digits in `### 12`.
     """
-    vocabulary = tokenizer.get_vocab()
-    return next((vocabulary[name] for name in ("Ġ", "▁") if name in vocabulary), None)
+    ids = (_marker_id(tokenizer, name) for name in ("Ġ", "▁"))
+    return next((index for index in ids if index is not None), None)
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -200,7 +200,7 @@ def nats_at(run: Judged, flops: float) -> float | None:
     return float(np.interp(flops, [point["flops"] for point in points], nats))
 
 
-def solved(shares: Sequence[float], least: float = 0.9) -> Judged:
+def solved(shares: Sequence[float], least: float) -> Judged:
     """Return how many of the seeds closed the gap by `least`, and the 95% interval of that share."""
     count = sum(round(share, 9) >= least for share in shares)  # a share such as (0.95 - 0.5) / 0.5 is 0.9 too
     return {"count": count, "of": len(shares), "interval": wilson_interval(count, len(shares))}

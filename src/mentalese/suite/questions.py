@@ -66,7 +66,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
     # Another question's latents, whose own steps are explained all the same: the loss of steps is not what is tested.
-    other_latents = made("sim-cot").replace(name=f"{task}/sim-cot-swapped", model={"thought_control": "swapped"})
+    other_latents = replace(made("sim-cot", thought_control="swapped"), name=f"{task}/sim-cot-swapped")
     agclr = made("agclr", narrower(3 * channels), gate_biases=PROSQA_BIASES)  # three gates
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     # Steps are removed one by one for them too: from only the answers they learn a constant.
@@ -103,9 +103,8 @@ def reachability(size: float) -> SuiteTask:
     recipe = questions("reachability", spec, rotary(width(size), 2, 128), 4, 30, 80)
     recipe = recipe.replace(data={"tokenizer": "bpe:640"}, optimizer={"min_learning_rate_ratio": 0.3})
     curriculum = Curriculum(stages=3, latents_per_step=1, epochs=1, removed_tokens=7, step_tokens=21)
-    return SuiteTask(
-        "reachability", spec, reasoning(recipe, curriculum), solved=0.7
-    )  # written steps close 0.86 to 0.93
+    methods = reasoning(recipe, curriculum)
+    return SuiteTask("reachability", spec, methods, solved=0.7)  # written steps close 0.86 to 0.93
 
 
 def composition(size: float) -> SuiteTask:

@@ -77,8 +77,8 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     slower = {"learning_rate": 0.4 * recipe.optimizer.learning_rate}
     adapters = f"models:{recipe.name.replace('/', '-')}-cot"
 
-    def continued(made: Recipe) -> Recipe:
-        return made.replace(train={"epochs": length, "adapter": adapters})
+    def continued(made: Recipe, epochs: float = length) -> Recipe:
+        return made.replace(train={"epochs": epochs, "adapter": adapters})
 
     def curriculum(name: str) -> Recipe:
         """Return a method whose first epoch leaves out a step."""
@@ -91,13 +91,13 @@ def methods(recipe: Recipe, stages: Curriculum) -> list[Recipe]:
     colar = compressed(named, "", factor=2, max_factor=2, max_latents=stages.step_tokens)
     at_once = recipe.replace(train={"epochs": written + length})
     twice = at_once.replace(train={"epochs": LOOPED_SHARE * (written + length)}, optimizer=slower)
-    pairs = continued(codi(recipe, "", stages.stages * stages.latents_per_step))
+    pairs = codi(recipe, "", stages.stages * stages.latents_per_step)
     made = [
         latent(recipe, "cot", stages),
         latent(at_once, "no-cot", stages),
         *(curriculum(name) for name in ("icot", "no-thoughts", "pause-curriculum", "coconut", "agclr")),
         curriculum("sim-cot").replace(model={"step_decoder_layers": STEP_DECODER_LAYERS}),
-        pairs.replace(train={"epochs": CODI_SHARE * length}),
+        continued(pairs, CODI_SHARE * length),
         continued(colar),
         looped(twice, "looped", 2, "the middle layers twice", stages),
     ]

@@ -91,7 +91,7 @@ class CodiForCausalLM(CoconutForCausalLM):
         return torch.where(is_pair, distance, 0.0)
 
 
-def distilled_tokens(ids: Tensor, real: Tensor, latent: int | None, space: int | None = None) -> tuple[Tensor, Tensor]:
+def distilled_tokens(ids: Tensor, real: Tensor, latent: int, space: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the columns of the tokens before the answers, int64 [2 H], and the rows that are pairs, bool [H].
 
     In a pair, row h has no latents, row H + h has latents, and both have the same question. The tokens after the end
