@@ -307,7 +307,7 @@ def test_an_interval_needs_three_seeds() -> None:
 def test_answers_in_a_text_cost_what_guessing_costs() -> None:
     levels = answer_levels(Levels(1.0, 0.25, 0.0625, "accuracy"))
     assert (levels.optimum, levels.chance) == (0.0, pytest.approx(math.log(16)))
-    assert levels.floor == pytest.approx(0.8 * math.log(16))  # a fifth of the answers is in view
+    assert levels.floor == pytest.approx(math.log(4))
 
 
 def test_every_run_has_its_second_scores_which_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ def test_only_answers_are_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(suite_judge, "load", lambda path: Model())
     assert part_nats(tmp_path, made) == 0.0
-    assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 2 * 1000
+    assert json.loads((tmp_path / "suite.json").read_text())["tokens"] == 1000
     monkeypatch.setattr(suite_judge, "load", lambda path: pytest.fail("scored twice"))
     assert part_nats(tmp_path, made) == 0.0
 
@@ -454,9 +454,9 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(suite_run, "compare", compare)
     rivals = ("sim-cot-swapped", "no-cot", "pause-curriculum", "no-thoughts")
     result = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["sim-*", "cot"])
-    assert asked == [[f"composition/{name}" for name in ("sim-cot", *rivals, "cot")]]
+    assert asked == [[f"composition/{name}" for name in ("coconut", "sim-cot", *rivals, "cot")]]
     (judged,) = result["tasks"]
-    assert list(judged["methods"][0]["against"]) == [f"composition/{name}" for name in rivals]
+    assert list(judged["methods"][1]["against"]) == [f"composition/{name}" for name in (*rivals, "coconut")]
     assert (tmp_path / "suite.html").is_file()
 
     path = tmp_path / "suite.json"
@@ -480,25 +480,26 @@ def test_seeds_are_added_until_a_mechanism_is_decided(tmp_path: Path, monkeypatc
             (out / name).write_text(f"{seeds} seeds")
         scores = {name: [0.2] * seeds for name in names}
         scores |= {name: [0.97] * seeds for name in names if name in ("coconut", "cot")}
-        scores |= {"sim-cot": [0.97, 0.1, 0.97, 0.1, 0.3, *[0.97] * (seeds - 5)]} if "sim-cot" in names else {}
+        scores |= {"codi": [0.97, 0.1, 0.97, 0.1, 0.3, *[0.97] * (seeds - 5)]} if "codi" in names else {}
         made = SUITE["composition"](1.0)
         kept = tuple(method for method in made.methods if method.recipe in recipes)
         return comparison(dataclasses.replace(made, methods=kept), scores)
 
     monkeypatch.setattr(suite_run, "compare", compare)
-    (judged,) = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["coconut", "sim-cot", "cot"])["tasks"]
-    rivals = {"sim-cot-swapped", "no-cot", "pause-curriculum", "no-thoughts"}
-    assert asked == [({"coconut", "sim-cot", "cot", *rivals}, 5), ({"sim-cot", *rivals}, 10)]
+    (judged,) = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["coconut", "codi", "cot"])["tasks"]
+    rivals = {"codi-no-distillation", "codi-pause", "no-cot", "pause-curriculum", "no-thoughts"}
+    assert asked == [({"coconut", "codi", "cot", *rivals}, 5), ({"codi", *rivals}, 10)]
     methods = {method["name"].partition("/")[2]: method for method in judged["methods"]}
-    assert [len(methods[name]["closed"]["seeds"]) for name in ("coconut", "sim-cot", "no-cot")] == [5, 10, 10]
+    assert [len(methods[name]["closed"]["seeds"]) for name in ("coconut", "codi", "no-cot")] == [5, 10, 10]
     reports = [call["report"] for call in judged["calls"]]
     assert reports == ["composition/report-5-seeds.html", "composition/report-10-seeds.html"]
     assert [(tmp_path / report).read_text() for report in reports] == ["5 seeds", "10 seeds"]
-    assert (methods["sim-cot"]["solved"]["count"], methods["no-cot"]["solved"]["count"]) == (7, 0)
-    test = methods["sim-cot"]["against"]["composition/no-cot"]
+    assert (methods["codi"]["solved"]["count"], methods["no-cot"]["solved"]["count"]) == (7, 0)
+    test = methods["codi"]["against"]["composition/no-cot"]
     assert test["decided"]
     assert test["solved_p"] == pytest.approx(2 * math.comb(10, 7) / math.comb(20, 7), rel=0.01)
-    narrower = paired_t_test(methods["sim-cot"]["closed"]["seeds"], methods["no-cot"]["closed"]["seeds"]).interval
+    closed = [max(0.0, share) for share in methods["codi"]["closed"]["seeds"]]  # all of `no-cot` is below the floor
+    narrower = paired_t_test(closed, [0.0] * 10).interval
     assert test["interval"][0] < narrower[0], "four looks err as rarely as one"
     assert "solved by 7 of 10 seeds" in " ".join(suite_page({"tasks": [judged], "created": "2026-01-01"}).split())
 

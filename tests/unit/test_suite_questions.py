@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from mentalese.data.builtin import open_builtin
 from mentalese.data.documents import SPLITS, Document, Source
 from mentalese.data.generated import Question
 from mentalese.data.tokenizers import corpus_encoder, open_tokenizer
-from mentalese.suite.tasks import task
+from mentalese.suite.tasks import Levels, task
 from mentalese.suite.tasks.composition import Composition
 from mentalese.suite.tasks.expressions import Expressions, distributions
 from mentalese.suite.tasks.reachability import Reachability
@@ -33,45 +34,53 @@ def parts(document: Document) -> tuple[str, list[str], str]:
 # -- recall ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recall", [Recall(), Recall(distance=1, keys=1), Recall(distance=20, keys=7, values=3)])
+@pytest.mark.parametrize("recall", [Recall(), Recall(distance=1, keys=1), Recall(distance=20, keys=7, values=7)])
 def test_bindings_stand_at_the_distance_and_not_nearer(recall: Recall) -> None:
     distances = []
     for document in islice(recall.documents("test"), 200):
         words, sentences = document.text.split(), document.segments or ()
-        places = recall.answers(document)
-        assert len(places) == recall.keys
-        for place in places:
-            value, (first, second) = words[place], words[place - 3 : place - 1]
-            told = [i for i, sentence in enumerate(sentences) if sentence.startswith(f" {first} {second} owns")]
-            assert [sentences[i].split()[3] for i in told] == [value]
-            distances.append(place // 5 - told[0])
-            assert words[place - 1] == "?"
-    assert min(distances) >= recall.distance
-    assert max(distances) <= recall.distance + 2 * recall.keys - 2
-    if recall.keys > 1:
-        assert len(set(distances)) > 1  # a fixed offset does not find the value
+        place = recall.answer(document)
+        assert words[place - 1] == "?"
+        assert "?" not in words[: place - 1], "a later question may repeat an answer"
+        assert words.count("?") == 8
+        value, (first, second) = words[place], words[place - 3 : place - 1]
+        told = [i for i, sentence in enumerate(sentences) if sentence.startswith(f" {first} {second} owns")]
+        assert [sentences[i].split()[3] for i in told] == [value]
+        distances.append(place // 5 - told[0])
+    assert min(distances) == recall.distance
+    assert max(distances) == recall.distance + recall.keys - 1
+    assert len(set(distances)) == recall.keys  # a fixed offset does not find the value
 
 
-def test_values_are_independent_of_keys_and_of_what_is_near() -> None:
-    """Every document that a window shorter than the distance shows is as likely with each value."""
-    recall = Recall(values=4, keys=2)
-    after: dict[str, Counter[str]] = defaultdict(Counter)
-    for document in recall.documents("train"):
+def test_every_question_has_the_value_of_its_key() -> None:
+    for split in SPLITS:
+        for document in islice(Recall(keys=3).documents(split), 200):
+            bound = {}
+            for sentence in document.segments or ():
+                *key, verb, value, _ = sentence.split()
+                if verb == "owns":
+                    bound[tuple(key)] = value
+                elif verb == "?":
+                    assert bound[tuple(key)] == value
+            assert len(set(bound.values())) == len(bound), "a value belongs to one key"
+
+
+def test_values_say_nothing_about_whose_they_are() -> None:
+    """With as many values as keys, neither the key, the place of its binding nor what is near says the value."""
+    recall = Recall(values=4, key_words=1, distance=2)
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    for document in islice(recall.documents("test"), 1000):
         words = document.text.split()
-        first, second = recall.answers(document)
-        after["key"].update([words[first - 3] + words[first]])
-        after["previous answer"].update([words[first] + words[second]])
-    for counts in after.values():
-        expected = sum(counts.values()) / len(counts)
+        place = recall.answer(document)
+        value, told = words[place], words.index(words[place - 2])
+        seen["all"][value] += 1
+        seen[f"binding {told // 5}"][value] += 1
+        seen[f"before {words[4 * 5 - 2]}"][value] += 1  # the last binding's value
+    assert {len(counts) for counts in seen.values()} == {4}
+    for name, counts in seen.items():
+        expected = sum(counts.values()) / 4
         spread = sum((count - expected) ** 2 / expected for count in counts.values())
-        if len(counts) == 16:  # pairs of values
-            assert spread < 15 + 6 * math.sqrt(30)
-    assert len(after["previous answer"]) == 16
-    by_key: dict[str, Counter[str]] = defaultdict(Counter)
-    for pair, count in after["key"].items():
-        value = next(v for v in ("axe", "bag", "ball", "bed") if pair.endswith(v))
-        by_key[pair.removesuffix(value)][value] += count
-    assert fmean(max(c.values()) / c.total() for c in by_key.values()) < 0.25 + 0.03
+        assert spread < 3 + 6 * math.sqrt(6), name
 
 
 def test_keys_of_the_splits_differ_and_their_words_do_not() -> None:
@@ -87,24 +96,22 @@ def test_keys_of_the_splits_differ_and_their_words_do_not() -> None:
     assert not asked["train"] & asked["validation"]
 
 
-def test_nearer_bindings_are_only_in_training() -> None:
-    def distances(split: str, nearer: int) -> Counter[int]:
-        """Count the irrelevant sentences between the bindings and the questions of documents."""
-        made = task(f"recall:distance=6,keys=2,count=400,nearer={nearer}")
-        return Counter(len(document.segments or ()) - 2 * 2 + 1 for document in made.documents(split))
+def test_easier_documents_are_only_in_training() -> None:
+    def shapes(split: str) -> Counter[tuple[int, int]]:
+        """Count the bindings and the irrelevant sentences of documents."""
+        made = [document.segments or () for document in task("recall:distance=6,keys=3,count=1000").documents(split)]
+        keys = [sum(" owns " in sentence for sentence in sentences) for sentences in made]
+        return Counter((n, len(sentences) - n - 8 + 1) for n, sentences in zip(keys, made))
 
-    found = distances("train", 1)
-    assert sorted(found) == [1, 2, 4, 6]
-    assert min(found.values()) > 70
-    assert set(distances("test", 1)) == set(distances("validation", 1)) == set(distances("train", 0)) == {6}
-    same = [list(task(f"recall:nearer={nearer}").documents("test")) for nearer in (0, 1)]
-    assert same[0] == same[1], "levels do not depend on it"
+    found = shapes("train")
+    assert sorted(found) == [(keys, distance) for keys in (1, 2, 3) for distance in (1, 2, 4, 6)]
+    assert min(found.values()) > 50
+    assert set(shapes("test")) == set(shapes("validation")) == {(3, 6)}
 
 
-def test_recall_floor_is_chance_until_window_reaches_bindings() -> None:
-    floors = [Recall(window=window).levels().floor for window in (0, 7, 8, 11, 14)]
-    assert floors[0] == floors[1] == 1 / 16
-    assert floors[1] < floors[2] < floors[3] < floors[4] == 1
+def test_recall_floor_knows_values_and_not_whose_they_are() -> None:
+    assert Recall(keys=4, values=4).levels() == Levels(1.0, 0.25, 0.25, "accuracy")
+    assert Recall(keys=2, values=16).levels() == Levels(1.0, 0.5, 1 / 16, "accuracy")
 
 
 # -- reachability ------------------------------------------------------------------------------------------------------
@@ -366,6 +373,26 @@ def test_values_are_those_that_python_finds(expressions: Expressions) -> None:
         assert expressions.group(document) == depth
         depths[depth] += 1
     assert set(depths) == set(range(expressions.depth[0], expressions.depth[1] + 1))
+
+
+def test_swapped_operands_are_in_the_same_split() -> None:
+    def forms(node: ast.expr) -> frozenset[str]:
+        """Return all ways to write an expression by swapped operands of `+` and `*`."""
+        if not isinstance(node, ast.BinOp):
+            return frozenset([ast.unparse(node)])
+        pairs = list(product(forms(node.left), forms(node.right)))
+        sign = type(node.op).__name__
+        return frozenset(
+            f"({a} {sign} {b})" for pair in pairs for a, b in ([pair] if sign == "Sub" else [pair, pair[::-1]])
+        )
+
+    seen: dict[str, set[frozenset[str]]] = {}
+    for split in SPLITS:
+        documents = islice(task("expressions:depth=2,count=3000").documents(split), 3000)
+        seen[split] = {forms(ast.parse(parts(document)[0], mode="eval").body) for document in documents}
+    assert not seen["train"] & (seen["validation"] | seen["test"])
+    assert not seen["validation"] & seen["test"]
+    assert len(seen["test"]) > 500
 
 
 def test_the_levels_of_expressions_equal_enumeration() -> None:

@@ -170,12 +170,11 @@ def _predicted(own: Saved, without: Saved, part: DemoModel) -> list[Entry]:
             "gain": [round(x, 3) for x in (b - a).tolist()],
         }
         if isinstance(generator, Recall):
-            for i in generator.answers(document):
-                words = [trace.vocabulary[int(trace.readings["predicted"][places[i]])].strip() for trace in traces]
-                entry = {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
-                examples.append(example | entry | {"with": words[0], "without": words[1]})
-        else:
-            examples.append(example)
+            i = generator.answer(document)
+            words = [trace.vocabulary[int(trace.readings["predicted"][places[i]])].strip() for trace in traces]
+            example |= {"text": "".join(tokens[:i]).strip(), "right": tokens[i].strip()}
+            example |= {"with": words[0], "without": words[1]}
+        examples.append(example)
     return sorted(examples, key=_worth)[:EXAMPLES]
 
 

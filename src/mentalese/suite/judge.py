@@ -135,33 +135,36 @@ def judge(
 
 
 def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidence: float) -> None:
-    """Add to each mechanism its tests `against` the twin and the controls of its family.
+    """Add to each mechanism its tests `against` its rivals.
 
-    A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow.
+    A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow. Seeds
+    below the floor count as at the floor: to be better than what has collapsed is not a gain.
 
     Args:
         step: one question's share of the gap, see `paired_t_test`; 0 if the task is not scored by accuracy.
     """
-    groups = {method.recipe.name: (method.family, method.shares) for method in task.methods}
-    for one in methods:
-        if one["role"] != "mechanism":
+    judged = {method["name"]: method for method in methods}
+    for method in task.methods:
+        if method.role != "mechanism" or method.recipe.name not in judged:
             continue
+        one = judged[method.recipe.name]
         one["against"] = {}
-        for rival in methods:
-            if rival["family"] in groups[one["name"]] and rival["role"] in ("twin", "control"):
-                seeds, others = one["closed"]["seeds"], rival["closed"]["seeds"]
-                one["against"][rival["name"]] = None
-                if len(seeds) < SEEDS_FOR_A_TEST:
-                    continue
-                test = paired_t_test(seeds, others, step=step, confidence=confidence)
-                narrow = NARROW_ON_TEXT if task.is_corpus else NARROW
-                if step and len(seeds) < SEEDS_FOR_NARROW:
-                    narrow = 0.0
-                found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
-                if one["solved"] is not None:
-                    counts = [(method["solved"]["count"], method["solved"]["of"]) for method in (one, rival)]
-                    found["solved_p"] = exact_test(*counts)
-                one["against"][rival["name"]] = dataclasses.asdict(test) | found
+        for name in (rival.recipe.name for rival in task.rivals(method) if rival.recipe.name in judged):
+            seeds, others = (each["closed"]["seeds"] for each in (one, judged[name]))
+            one["against"][name] = None
+            if len(seeds) < SEEDS_FOR_A_TEST:
+                continue
+            if not task.is_corpus:
+                seeds, others = ([max(0.0, share) for share in each] for each in (seeds, others))
+            test = paired_t_test(seeds, others, step=step, confidence=confidence)
+            narrow = NARROW_ON_TEXT if task.is_corpus else NARROW
+            if step and len(seeds) < SEEDS_FOR_NARROW:
+                narrow = 0.0
+            found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
+            if one["solved"] is not None:
+                counts = [(each["solved"]["count"], each["solved"]["of"]) for each in (one, judged[name])]
+                found["solved_p"] = exact_test(*counts)
+            one["against"][name] = dataclasses.asdict(test) | found
 
 
 def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float) -> None:
@@ -259,10 +262,9 @@ def levels_of(task: SuiteTask, first: float = math.nan) -> Levels:
 
 
 def answer_levels(levels: Levels) -> Levels:
-    """Return levels of guessing as nats: a reader who sees the binding pays nothing, another one log(values)."""
-    values = 1 / levels.chance
-    unseen = (1 - levels.floor) / (1 - levels.chance)
-    return Levels(0.0, unseen * float(np.log(values)), float(np.log(values)), "nats")
+    """Return levels of guessing as nats: a reader who sees the binding pays nothing, others log(possible values)."""
+    floor, chance = (float(-np.log(accuracy)) for accuracy in (levels.floor, levels.chance))
+    return Levels(0.0, floor, chance, "nats")
 
 
 def score(task: SuiteTask, run: Path, test: Judged, *, ends: bool = True) -> float:
@@ -331,7 +333,7 @@ def _places(task: SuiteTask, split: Split) -> list[int]:
         return [place for start, end in pairs for place in range(start + (end - 1 - start) // 2, end - 1)]
     source = generated(task.spec)
     assert isinstance(source, Recall)
-    return [start + at for start, document in zip(starts, source.documents("test")) for at in source.answers(document)]
+    return [start + source.answer(document) for start, document in zip(starts, source.documents("test"))]
 
 
 # -- health ------------------------------------------------------------------------------------------------------------

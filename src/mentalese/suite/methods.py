@@ -23,12 +23,14 @@ class Method:
     Attributes:
         family: whose mechanism, twin or control it is; for `other` its own name.
         shares: another family whose twin and controls are a mechanism's too.
+        extends: the mechanism adds something to the one of the family that it `shares` with, which is a control then.
     """
 
     recipe: Recipe
     role: Role
     family: str
     shares: str | None = None
+    extends: bool = False
 
     @property
     def name(self) -> str:
@@ -61,6 +63,14 @@ class SuiteTask:
     @property
     def is_corpus(self) -> bool:
         return self.spec.startswith("file:")
+
+    def rivals(self, mechanism: Method) -> list[Method]:
+        """Return the methods that a mechanism is compared with: twins, controls, and the mechanism that it extends."""
+        families = (mechanism.family, mechanism.shares)
+        rivals = [one for one in self.methods if one.role in ("twin", "control") and one.family in families]
+        if mechanism.extends:
+            rivals += [one for one in self.methods if one.role == "mechanism" and one.family == mechanism.shares]
+        return rivals
 
 
 def width(size: float) -> int:

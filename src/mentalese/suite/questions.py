@@ -50,8 +50,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     def made(method: str, recipe: Recipe = recipe, **fields: object) -> Recipe:
         return replace(questions_method(recipe, method, curriculum, **fields), name=f"{task}/{method}", baseline=None)
 
-    def way(method: str, role: Role, family: str, shares: str | None = None) -> Method:
-        return Method(made(method), role, family, shares)
+    def way(method: str, role: Role, family: str) -> Method:
+        return Method(made(method), role, family)
 
     channels, mlps = recipe.model["hidden_size"], 3 * recipe.model["num_hidden_layers"]  # MLPs have three matrices
 
@@ -65,8 +65,13 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
         return Method(replace(method_recipe, name=name, baseline=None), role, "codi", "coconut")
 
-    # Another question's latents, whose own steps are explained all the same: the loss of steps is not what is tested.
-    other_latents = replace(made("sim-cot", thought_control="swapped"), name=f"{task}/sim-cot-swapped")
+    # Latents are fed another question's state, and explain their own steps all the same: this tests the feedback, and
+    # not the loss of steps.
+    other_latents = replace(
+        made("sim-cot", thought_control="swapped"),
+        name=f"{task}/sim-cot-swapped",
+        description="SIM-CoT whose latents are fed another question's states",
+    )
     agclr = made("agclr", narrower(3 * channels), gate_biases=PROSQA_BIASES)  # three gates
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     # Steps are removed one by one for them too: from only the answers they learn a constant.
@@ -74,8 +79,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     turning, once, swapped_turns, _ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
     return (
         way("coconut", "mechanism", "coconut"),
-        Method(agclr, "mechanism", "agclr", shares="coconut"),
-        way("sim-cot", "mechanism", "sim-cot", shares="coconut"),
+        Method(agclr, "mechanism", "agclr", shares="coconut", extends=True),
+        Method(made("sim-cot"), "mechanism", "sim-cot", shares="coconut", extends=True),
         Method(other_latents, "control", "sim-cot"),
         distilled("", "mechanism"),
         distilled("no-distillation", "control"),

@@ -177,8 +177,7 @@ def run_suite(
 
 def _with_rivals(task: SuiteTask, chosen: Sequence[Method]) -> tuple[Method, ...]:
     """Return some methods of a task, in its order, with the twins and controls of the mechanisms among them."""
-    families = {family for one in chosen if one.role == "mechanism" for family in (one.family, one.shares)}
-    rivals = [one for one in task.methods if one.role in ("twin", "control") and one.family in families]
+    rivals = [rival for one in chosen if one.role == "mechanism" for rival in task.rivals(one)]
     return tuple(one for one in task.methods if one in chosen or one in rivals)
 
 

@@ -375,17 +375,15 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
     holders = []
     for number in range(min(documents, len(split.document_bytes))):
         trace = saved.trace(document_ids(saved, split, number))
-        nats = influence(saved.model, trace.input_ids)
         words = ["".join(trace.tokens[each.start : each.end]).split() for each in trace.thoughts]
-        for i, sentence in enumerate(words):
-            if "?" in sentence:
-                holder = _holder(words[:i], sentence)
-                if holder is None:  # another text's question
-                    continue
-                holders.append(holder)
-                asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
-                columns["influence (nats)"].append(nats[:i, asked + 1].tolist())
-                columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())
+        i = next((i for i, sentence in enumerate(words) if "?" in sentence), None)  # later ones may repeat its answer
+        holder = None if i is None else _holder(words[:i], words[i])
+        if i is None or holder is None:  # another text's question
+            continue
+        holders.append(holder)
+        asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
+        columns["influence (nats)"].append(influence(saved.model, trace.input_ids)[:i, asked + 1].tolist())
+        columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())
     remedy = "it has no questions of builtin:recall, use --data builtin:recall"
     require(bool(holders), "the figure's source", saved.data.source, remedy)
     return {

@@ -3,7 +3,8 @@
 An expression of depth k is a bracket of two parts and `+`, `-` or `*` between them: one part, on either side, has depth
 k - 1, the other a depth from 0 to k - 1, each as likely; depth 0 is a digit (docs/tasks.md). The floor is exact, by the
 distribution of values at each depth: the best guess of a reader who sees the operation and the digits of the outermost
-bracket, and the depths of its parts.
+bracket, and the depths of its parts. Expressions that differ only in the order of operands of `+` and `*` are in one
+split.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import operator
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -38,7 +39,7 @@ class Expressions(DrawnTask):
     steps: Flag = 1
 
     name = "expressions"
-    version = 1
+    version = 2
     kind = "records"
     description = "20,000 bracketed expressions modulo 10 of depth 2 to 4, with the value of each bracket"
 
@@ -47,9 +48,9 @@ class Expressions(DrawnTask):
         depth = pick(rng, range(low, high + 1))
         while True:
             steps: list[str] = []
-            question, value = _expression(rng, depth, steps)
-            if self.owner(question) == split:
-                return record(question, steps if self.steps else (), str(value))
+            drawn = _expression(rng, depth, steps)
+            if self.owner(drawn.ordered) == split:
+                return record(drawn.text, steps if self.steps else (), str(drawn.value))
 
     @staticmethod
     def group(document: Document) -> int:
@@ -69,19 +70,28 @@ class Expressions(DrawnTask):
         return Levels(1.0, floor, float(majority), "accuracy")
 
 
-def _expression(rng: random.Random, depth: int, steps: list[str]) -> tuple[str, int]:
-    """Return a random expression and its value; its brackets go to `steps`, as they end."""
+class _Drawn(NamedTuple):
+    """An expression, the same with the operands of sums and products in order, and its value."""
+
+    text: str
+    ordered: str
+    value: int
+
+
+def _expression(rng: random.Random, depth: int, steps: list[str]) -> _Drawn:
+    """Return a random expression; its brackets go to `steps`, as they end."""
     if not depth:
         digit = pick(rng, range(MODULUS))
-        return str(digit), digit
+        return _Drawn(str(digit), str(digit), digit)
     depths = [depth - 1, pick(rng, range(depth))]
     if rng.random() < 0.5:
         depths.reverse()
     sign = pick(rng, "+-*")
-    (left, a), (right, b) = (_expression(rng, part, steps) for part in depths)
-    value = _OPERATIONS[sign](a, b) % MODULUS
-    steps.append(f"{a} {sign} {b} = {value}")
-    return f"( {left} {sign} {right} )", value
+    left, right = (_expression(rng, part, steps) for part in depths)
+    value = _OPERATIONS[sign](left.value, right.value) % MODULUS
+    steps.append(f"{left.value} {sign} {right.value} = {value}")
+    first, second = (left.ordered, right.ordered) if sign == "-" else sorted([left.ordered, right.ordered])
+    return _Drawn(f"( {left.text} {sign} {right.text} )", f"( {first} {sign} {second} )", value)
 
 
 def _combined(left: np.ndarray, right: np.ndarray, sign: str) -> np.ndarray:

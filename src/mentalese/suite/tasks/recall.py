@@ -1,8 +1,11 @@
 """`builtin:recall`: the value that a key was bound to, some sentences ago (docs/tasks.md).
 
-First come sentences that bind keys to values, then irrelevant sentences, then a question for each key, in another
-order, with its answer. Between a binding and its question are at least `distance` - 1 sentences and at most
-`distance` + 2 `keys` - 3. What is scored is the value in each question, a single token (`answers`).
+First come sentences that bind keys to values, each value to one key, then irrelevant sentences, then questions, each
+about one of the keys, with their answers. Between a binding and the first question are `distance` - 1 sentences, or up
+to `keys` - 1 more. What is scored is the value in the first question, a single token (`answer`): later ones help a
+model to learn, but some repeat an answer. Half of the training documents or more are easier: they have 1, 2, 4, .. of
+the `keys`, and the distances 1, 2, 4, .. below `distance`. Without them small models learn which values a document
+has, and not whose they are.
 
 Keys of two words in validation and test never occur in training; with `key_words=1` (`the cub owns bowl .`), which a
 small model learns sooner, all splits have the same keys.
@@ -18,10 +21,11 @@ from pydantic import Field
 
 from mentalese.data.documents import Document
 from mentalese.data.generated import words
-from mentalese.suite.tasks.base import HELD_OUT, DrawnTask, Flag, Levels, Words, pick
-from mentalese.values import NonNegative, checked_dataclass
+from mentalese.suite.tasks.base import HELD_OUT, DrawnTask, Levels, Words, pick
+from mentalese.values import checked_dataclass
 
 MOST = 32  # keys of one word, and values
+QUESTIONS = 8
 WORDS = 5  # of every sentence
 _VALUE = 3  # the place of the value in its sentence
 
@@ -31,28 +35,24 @@ class Recall(DrawnTask):
     """Options of `builtin:recall`.
 
     Attributes:
-        distance: a question is at least this many sentences after its binding.
+        distance: the first question is at least this many sentences after its binding.
         keys: bindings per document.
         key_words: number of words of a key, 1 or 2.
-        values: different values, at most 32.
-        window: sentences before a question that the floor sees.
-        nearer: 1 gives training documents the distances 1, 2, 4, .. and `distance`, each as likely; 0 only `distance`.
+        values: different values, from `keys` to 32. If there are as many as keys, each document has all of them.
     """
 
     distance: Words = 8
-    keys: Annotated[int, Field(ge=1, le=64)] = 4
+    keys: Annotated[int, Field(ge=1, le=MOST)] = 4
     key_words: Annotated[int, Field(ge=1, le=2)] = 2
     values: Annotated[int, Field(ge=2, le=MOST)] = 16
-    window: NonNegative = 1
-    nearer: Flag = 0
 
     name = "recall"
-    version = 1
+    version = 2
     kind = "text"
-    description = "20,000 texts that bind 4 keys to values and ask for them 8 sentences later; options set sizes"
+    description = "20,000 texts that bind 4 keys to values and ask for one 8 sentences later; options set sizes"
 
     def __post_init__(self) -> None:
-        self.check("keys", self.key_words == 2 or self.keys <= MOST, f"set at most {MOST}")
+        self.check("keys", self.keys <= self.values, "set at most as many as `values`")
 
     @cached_property
     def pairs(self) -> dict[str, list[str]]:
@@ -66,34 +66,27 @@ class Recall(DrawnTask):
         return by_split
 
     def document(self, split: str, rng: random.Random) -> Document:
-        values, distances = words("recall")["values"][: self.values], [self.distance]
-        if self.nearer and split == "train":
-            distances = [*(2**i for i in range((self.distance - 1).bit_length())), self.distance]
-        keys = rng.sample(self.pairs[split], self.keys)
-        bound = {key: pick(rng, values) for key in keys}
+        distance, count = self.distance, self.keys
+        if split == "train":
+            distance, count = pick(rng, _up_to(distance)), pick(rng, _up_to(count))
+        keys = rng.sample(self.pairs[split], count)
+        bound = dict(zip(keys, rng.sample(words("recall")["values"][: self.values], count)))
         sentences = [f" {key} owns {bound[key]} ." for key in keys]
-        distance = pick(rng, distances) if distances[1:] else self.distance
         sentences += [pick(rng, words("recall")["quiet"]) for _ in range(distance - 1)]
-        rng.shuffle(keys)
-        return Document.join([*sentences, *(f" {key} ? {bound[key]} ." for key in keys)])
+        asked = [pick(rng, keys) for _ in range(QUESTIONS)]
+        return Document.join([*sentences, *(f" {key} ? {bound[key]} ." for key in asked)])
 
-    def answers(self, document: Document) -> tuple[int, ...]:
-        """Return the places of the words that are scored, the first word of a document being 0.
+    def answer(self, document: Document) -> int:
+        """Return the place of the word that is scored, the first word of a document being 0.
 
-        With a tokenizer for which every word is one token (`bpe:1024` or more), these are places of tokens.
+        With a tokenizer for which every word is one token (`bpe:1024` or more), this is the place of a token.
         """
-        sentences = document.segments or ()
-        return tuple(WORDS * i + _VALUE for i, sentence in enumerate(sentences) if " ? " in sentence)
+        return WORDS * next(i for i, text in enumerate(document.segments or ()) if " ? " in text) + _VALUE
 
     def levels(self) -> Levels:
-        questions = visible = 0
-        for document in self.documents("test"):
-            bound: dict[str, int] = {}
-            for i, sentence in enumerate(document.segments or ()):
-                if " owns " in sentence:
-                    bound[sentence.partition(" owns ")[0]] = i
-                elif " ? " in sentence:
-                    questions += 1
-                    visible += i - bound[sentence.partition(" ? ")[0]] <= self.window
-        chance = 1 / self.values
-        return Levels(1.0, visible / questions + (1 - visible / questions) * chance, chance, "accuracy")
+        """Return a floor of readers who know which values a document has, and not whose they are."""
+        return Levels(1.0, 1 / self.keys, 1 / self.values, "accuracy")
+
+
+def _up_to(most: int) -> list[int]:
+    return [*(2**i for i in range((most - 1).bit_length())), most]
