@@ -9,7 +9,6 @@ is cut from commands. The figures are redrawn by
 
     mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
     mentalese figure suite-matrix results/suite/suite.json --out results/suite/matrix.svg
-    mentalese figure suite-text results/suite/suite.json --out results/suite/text.svg
 """
 
 from __future__ import annotations

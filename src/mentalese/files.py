@@ -25,7 +25,7 @@ JsonObject = dict[str, Any]
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 _REFUSALS |= {errno.EEXIST}  # a file where a folder would be
 
-_OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "further.json", "suite.json"}
+_OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 _OWN |= {"model.safetensors", "answers.jsonl", "health.json"}
 """Files of runs and of saved models, next to a `config.json`."""

@@ -396,35 +396,6 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     cell = {"task": "topics", "family": "a", "closed": 0.7, "verdict": "undecided"}  # it has no control
     assert write_figure("suite-matrix", [str(path)], tmp_path / "matrix.svg") == {"cells": [cell]}
     assert "<!-- 70% ? -->" in (tmp_path / "matrix.svg").read_text()
-    with pytest.raises(InputError, match="with a task on text"):
-        write_figure("suite-text", [str(path)], tmp_path / "closed.svg")
-    path.write_text("{}")
-    with pytest.raises(InputError, match="with a task with an optimum"):
-        write_figure("suite", [str(path)], tmp_path / "closed.svg")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "about"),
-    [
-        (1, "means over 1 seed; axes do not begin at zero"),
-        (2, "means over 2 seeds; axes do not begin at zero"),
-        (3, "means over 3 seeds with 95% intervals; axes do not begin at zero"),
-    ],
-)
-def test_the_suite_of_text_is_drawn_in_its_own_units(seeds: int, about: str, tmp_path: Path) -> None:
-    score, closed = {"mean": 1.5, "std": 0.1, "min": 1.4, "max": 1.6}, {"seeds": [0.0] * seeds}
-    methods = [
-        {"name": f"text/{name}", "role": role, "score": score, "closed": closed, "further": {"novels": score}}
-        for name, role in (("gpt2", "other"), ("x", "mechanism"))
-    ]
-    task = {"name": "text", "spec": "file:a", "seeds": seeds, "levels": {"unit": "bits per byte"}, "methods": methods}
-    path = tmp_path / "suite.json"
-    path.write_text(json.dumps({"tasks": [task]}))
-    numbers = write_figure("suite-text", [str(path)], tmp_path / "text.svg")
-    x = {"name": "text/x", "role": "mechanism", "test documents, bits per byte": score, "novels": score}
-    assert numbers["methods"][1] == x
-    picture = (tmp_path / "text.svg").read_text()
-    for label in ("gpt2 (other)", "test documents, bits per byte", "novels", about):
-        assert label in picture
+    path.write_text(json.dumps({"tasks": [{"name": "text", "spec": "file:a", "methods": methods}]}))
     with pytest.raises(InputError, match="with a task with an optimum"):
         write_figure("suite", [str(path)], tmp_path / "closed.svg")

@@ -31,7 +31,7 @@ from mentalese.models.base import count_parameters
 from mentalese.models.build import check_context
 from mentalese.models.trace import ThoughtTrace
 from mentalese.registry import get_recipe, match_recipes
-from mentalese.suite.texts import composed, recall, text
+from mentalese.suite.texts import composed, recall
 from references import linear_cross_entropy_reference
 from support import training_losses
 
@@ -112,9 +112,9 @@ def test_recipes_with_results_state_the_release_s_head() -> None:
     switches = {"sentence_head", "gate_init"}
     assert not {name for recipe in tables for name in recipe.model} & switches
     others = [r for r in match_recipes("thought_gestalt/*") if r not in tables]
-    methods = [m.recipe for task in (recall, composed, text) for m in task(1).methods]
+    methods = [m.recipe for task in (recall, composed) for m in task(1).methods]
     others += [r for r in methods if r.model["model_type"] == "thought_gestalt" and r.model.get("memory") != "none"]
-    assert len(others) == 5 + 12
+    assert len(others) == 5 + 7
     papers = {r.name for r in others if r.model.get("sentence_head") != "normalized"}
     assert papers == {"recall/thought_gestalt", "recall/thought_gestalt-swapped"}
 

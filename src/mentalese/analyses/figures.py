@@ -36,7 +36,7 @@ _STYLE = {
 
 
 def figures() -> dict[str, Figure]:
-    """Return all figures by name: `curves`, `positions`, `suite`, `suite-text`, and `FAMILY/NAME` for families."""
+    """Return all figures by name: `curves`, `positions`, `suite`, `suite-matrix`, and `FAMILY/NAME` for families."""
     from mentalese.registry import families, load
 
     every = {"curves": CURVES, "positions": POSITIONS, **load("mentalese.suite.figures:FIGURES")}

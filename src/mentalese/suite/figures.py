@@ -1,4 +1,4 @@
-"""The figures of a suite: which share of the gap between floor and optimum each method closes; scores on text."""
+"""The figures of a suite: which share of the gap between floor and optimum each method closes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ ROLES = {"mechanism": COLORS[0], "twin": "0.35", "control": COLORS[1], "other": 
 _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
-def _tasks(paths: list[str], text: bool) -> list[Numbers]:
-    """Return the tasks of a `suite.json` on a corpus, whose optimum is unknown, or the tasks of generated text."""
+def _tasks(paths: list[str]) -> list[Numbers]:
+    """Return the tasks of a `suite.json` without those on a corpus, whose optimum is unknown."""
     [path] = paths
     file = Path(path) / "suite.json" if Path(path).is_dir() else Path(path)
     tasks = read_json(file).get("tasks", [])
-    matches = [task for task in tasks if task["spec"].startswith("file:") == text]
-    kind = "on text" if text else "with an optimum"
-    require(bool(matches), "the figure's path", path, f"use a suite.json of `mentalese suite` with a task {kind}")
+    matches = [task for task in tasks if not task["spec"].startswith("file:")]
+    require(
+        bool(matches), "the figure's path", path, "use a suite.json of `mentalese suite` with a task with an optimum"
+    )
     return matches
 
 
@@ -51,7 +52,7 @@ def _draw(panel: Axes, task: Numbers, values: Sequence[Value]) -> None:
 
 def _suite(paths: list[str]) -> Drawing:
     """Return a panel per task, a row per method: each seed, the mean, and its 95% interval."""
-    tasks = _tasks(paths, text=False)
+    tasks = _tasks(paths)
     rows = [len(task["methods"]) for task in tasks]
     height = 0.9 + sum(0.75 + 0.3 * count for count in rows)
     picture, panels = canvas(len(tasks), 1, 7.5, height, sharex=True, gridspec_kw={"height_ratios": rows})
@@ -85,7 +86,7 @@ def _matrix(paths: list[str]) -> Drawing:
 
     from mentalese.suite.judge import verdict
 
-    tasks = _tasks(paths, text=False)
+    tasks = _tasks(paths)
     mechanisms = [
         (task["name"], method["family"], method["closed"]["mean"], verdict(method, task["methods"]))
         for task in tasks
@@ -116,28 +117,6 @@ def _matrix(paths: list[str]) -> Drawing:
     return picture, {"cells": numbers}
 
 
-def _suite_text(paths: list[str]) -> Drawing:
-    """Return a panel per score of the task on a corpus, a row per method: the mean, and its 95% interval over seeds."""
-    from mentalese.suite.judge import interval
-
-    task, *_ = _tasks(paths, text=True)
-    methods, counts = task["methods"], [len(method["closed"]["seeds"]) for method in task["methods"]]
-    scores = {f"test documents, {task['levels']['unit']}": [method["score"] for method in methods]}
-    scores |= {name: [method["further"][name] for method in methods] for name in methods[0].get("further", {})}
-    picture, panels = canvas(1, len(scores), 4 + 2.5 * len(scores), 1.6 + 0.32 * len(methods), sharey=True)
-    for panel, (name, values) in zip(panels[0], scores.items()):
-        _draw(panel, task, [(score["mean"], interval(score, count), ()) for score, count in zip(values, counts)])
-        panel.set_xlabel(name)
-    note = "" if interval(methods[0]["score"], counts[0]) is None else " with 95% intervals"
-    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    footnote(picture, f"means over {seeds} seed{'s' * (seeds != '1')}{note}; axes do not begin at zero")
-    rows = [
-        {"name": method["name"], "role": method["role"]} | {name: values[row] for name, values in scores.items()}
-        for row, method in enumerate(methods)
-    ]
-    return picture, {"name": task["name"], "methods": rows}
-
-
 FIGURES = {
     "suite": Figure("the share of the gap that each method of a suite closes", "SUITE.json", _suite),
     "suite-matrix": Figure(
@@ -145,5 +124,4 @@ FIGURES = {
         "SUITE.json",
         _matrix,
     ),
-    "suite-text": Figure("the scores of a suite's methods on text", "SUITE.json", _suite_text),
 }

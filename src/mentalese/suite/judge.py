@@ -16,9 +16,8 @@ from mentalese.compare.compare import run_folder
 from mentalese.compare.comparison import SEEDS_FOR_A_TEST
 from mentalese.data.split import Split
 from mentalese.evaluation import ablation
-from mentalese.evaluation.measures import run as evaluate
 from mentalese.evaluation.metric import metric_of
-from mentalese.evaluation.options import AblationOptions, EvaluationOptions
+from mentalese.evaluation.options import AblationOptions
 from mentalese.evaluation.statistics import (
     confidence_of,
     exact_test,
@@ -37,7 +36,6 @@ from mentalese.suite.tasks import task as generated
 from mentalese.suite.tasks.base import MarkovText
 from mentalese.suite.tasks.recall import Recall
 from mentalese.training.tracking import read_metrics
-from mentalese.values import checked
 
 Judged = dict[str, Any]
 """A task of `suite.json`, a method of one, or a result that they are from."""
@@ -84,7 +82,6 @@ def judge(
         shares = [levels.closed(value) for value in values]
         tuning = row.get("tuning", {})
         condition = {"health": health(paths)} if method.role == "mechanism" else {}
-        further = further_scores(task, paths, ends=method.family not in free)
         methods.append(
             {
                 "name": method.recipe.name,
@@ -104,7 +101,6 @@ def judge(
                 "flops": row["flops"]["mean"],
                 "tokens": row["tokens"]["mean"],
                 "commands": row["commands"],
-                "further": further,
             }
             | condition
         )
@@ -283,24 +279,6 @@ def _bits(result: Judged, *, ends: bool = True) -> float:
     """Return bits per byte with `ends` paid for; a bound has none, and its models receive no ends."""
     paid = result["bits_per_byte_with_ends"] if ends else None
     return float(result["bits_per_byte"] if paid is None else paid)
-
-
-def further_scores(task: SuiteTask, runs: Sequence[Path], *, ends: bool) -> dict[str, dict[str, float]]:
-    """Return the mean and the spread of each further score over a method's runs; `ends`: see `score`."""
-    return {name: summary([further_score(task, name, run, ends=ends) for run in runs]) for name in task.further}
-
-
-def further_score(task: SuiteTask, name: str, run: Path, *, ends: bool = True) -> float:
-    """Return another score of a run, stored in its folder, as a set of questions takes minutes."""
-    path = run / "further.json"
-    stored = read_json(path) if path.is_file() else {}
-    options = {option: str(value) for option, value in task.further[name].items()}
-    if stored.get(name, {}).get("options") != options:
-        [result] = evaluate(load(run), checked("", EvaluationOptions, task.further[name], parse=True)).values()
-        score = float(result["acc"]) if "acc" in result else _bits(result, ends=ends)
-        stored |= {name: {"options": options, "score": score}}
-        write_json(path, sealed(stored))
-    return float(stored[name]["score"])
 
 
 def part_nats(run: Path, task: SuiteTask) -> float:

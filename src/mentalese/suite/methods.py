@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
@@ -48,8 +48,6 @@ class SuiteTask:
             from which no thoughts are inferred.
         solved: the share of the gap from which on a seed has found what the task is about.
         pays_ends: on a corpus, ends of documents and sentences count for the score.
-        further: other scores of the same runs, on data that no model was trained on: a column's title, and fields of
-            `EvaluationOptions` with one task. They do not count for the share of the gap.
     """
 
     name: str
@@ -58,7 +56,6 @@ class SuiteTask:
     scored: Literal["all", "answers", "second half"] = "all"
     solved: float = 0.9
     pays_ends: bool = True
-    further: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def is_corpus(self) -> bool:

@@ -16,17 +16,18 @@ from functools import partial
 
 from mentalese.suite.methods import SuiteTask
 from mentalese.suite.questions import composition, expressions, reachability
-from mentalese.suite.texts import composed, concepts, gestalt_table, phrases, recall, text, topics
+from mentalese.suite.texts import composed, concepts, gestalt_table, phrases, recall, text, text_thoughts, topics
 
 _TABLES = {f"table2-{suffix}": partial(gestalt_table, suffix=suffix) for suffix in ("340k", "1.3m")}
+_TEXTBOOKS = {"text": text, "text-thoughts": text_thoughts} | _TABLES
 SUITE: dict[str, Callable[[float], SuiteTask]] = {
     made.__name__: made
-    for made in (topics, recall, phrases, concepts, reachability, expressions, composition, composed, text)
+    for made in (topics, recall, phrases, concepts, reachability, expressions, composition, composed)
 }
 """By task; the argument is the size, 1 by default: it scales width, text and questions."""
-SUITE |= _TABLES
+SUITE |= _TEXTBOOKS
 
-DEFAULT = tuple(name for name in SUITE if name not in ("phrases", "text", *_TABLES))
+DEFAULT = tuple(name for name in SUITE if name not in ("phrases", *_TEXTBOOKS))
 """Tasks that run if none is named; the others read textbooks and take days on a CPU, or cannot show a gain (`phrases`,
 whose place `concepts` takes)."""
 
