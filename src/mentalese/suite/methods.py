@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
-from mentalese.families.looped.recipes import TITLES
-from mentalese.families.looped.recipes import changed as changed_loop
 from mentalese.recipe import Recipe
 
 Role = Literal["mechanism", "twin", "control", "other"]
@@ -131,11 +129,3 @@ def compared(
 def other(base: Recipe, name: str, description: str, model: Model) -> Method:
     """Return a method that stands beside the mechanisms of a task."""
     return Method(variant(base, name, description, model), "other", name)
-
-
-def loops(base: Recipe, model: Model) -> list[Method]:
-    """Return a looped model and its twins: without the loop, with the states of another text, and unrolled."""
-    turned = {name: (TITLES[name], changed_loop(model, name)) for name in ("once", "swapped", "unrolled")}
-    looped, once, swapped, unrolled = compared(base, "looped", {"": ("the middle layers four times", model), **turned})
-    once, unrolled = replace(once, role="twin"), replace(unrolled, role="other", family="looped-unrolled")
-    return [looped, once, swapped, unrolled]

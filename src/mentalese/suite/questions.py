@@ -9,7 +9,8 @@ from mentalese.families.coconut.recipes import PROSQA_BIASES, Curriculum
 from mentalese.families.coconut.recipes import method as questions_method
 from mentalese.families.codi.recipes import method as codi_method
 from mentalese.families.conceptlm.recipes import deeper
-from mentalese.families.looped.recipes import looped
+from mentalese.families.looped.recipes import TITLES, looped
+from mentalese.families.looped.recipes import changed as changed_loop
 from mentalese.families.thoughtbubbles.recipes import copied
 from mentalese.families.thoughtbubbles.recipes import model as thoughtbubbles
 from mentalese.recipe import DataConfig, EvaluationConfig, OptimizerConfig, Recipe, TrainConfig
@@ -19,11 +20,11 @@ from mentalese.suite.methods import (
     Role,
     SuiteTask,
     compared,
-    loops,
     other,
     removed,
     rotary,
     scaled,
+    swapped,
     width,
 )
 
@@ -76,7 +77,12 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     # Steps are removed one by one for them too: from only the answers they learn a constant.
     answering = replace(made("no-thoughts"), name=task)
-    turning, once, swapped_turns, _ = loops(answering, looped(recipe.model, 4, prelude_layers=0, coda_layers=0))
+    looping = looped(recipe.model, 4, prelude_layers=0, coda_layers=0)
+    turns = {
+        "": ("the layers four times", looping),
+        "twin": (TITLES["once"], changed_loop(looping, "once")),
+        "swapped": (TITLES["swapped"], swapped(looping)),
+    }
     return (
         way("coconut", "mechanism", "coconut"),
         Method(agclr, "mechanism", "agclr", shares="coconut", extends=True),
@@ -90,9 +96,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         way("no-thoughts", "control", "coconut"),
         way("cot", "other", "cot"),
         way("icot", "other", "icot"),
-        turning,
-        once,
-        swapped_turns,
+        *compared(answering, "looped", turns),
     )
 
 
