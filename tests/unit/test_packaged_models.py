@@ -151,7 +151,7 @@ def test_a_latent_of_composition_stands_for_a_running_product(tmp_path: Path) ->
 @pytest.mark.slow
 def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
     numbers = write_figure(
-        "thought_gestalt/recall", ["models:thought_gestalt-recall"], tmp_path / "x.svg", documents=30
+        "thought_gestalt/recall", ["models:thought_gestalt-recall"], tmp_path / "x.svg", documents=60
     )
     influence, attention = numbers["influence (nats)"], numbers["attention (share)"]
     assert influence["questions"] == attention["questions"] == 60
