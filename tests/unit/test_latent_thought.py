@@ -927,7 +927,7 @@ def test_the_defaults_are_algorithm_1_and_recipes_rely_on_none() -> None:
     config = LTMConfig()
     assert {name: getattr(config, name) for name in ALGORITHM_1} == ALGORITHM_1
     thinking = [recipe for recipe in recipes().values() if recipe.model.get("num_latents")]
-    assert {recipe.name.partition("/")[0] for recipe in thinking} >= {"latent_thought", "topics", "text"}
+    assert {recipe.name.partition("/")[0] for recipe in thinking} >= {"latent_thought", "topics", "text-thoughts"}
     for recipe in thinking:
         assert ALGORITHM_1.keys() <= recipe.model.keys(), recipe.name
     for recipe in recipes().values():
