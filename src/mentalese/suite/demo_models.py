@@ -48,7 +48,7 @@ DEMO = {
     "memory": DemoModel(
         RECALL,
         # The release's head, whose vectors have one length, learns the shorter distance in the time of a demo.
-        _mechanism(RECALL, "memory", 1_500_000, 4e-4).replace(
+        _mechanism(RECALL, "memory", 2_000_000, 1e-3).replace(
             data={"source": f"builtin:{NEAR}"}, model=RELEASED_HEAD | {"gate_init": 8.0}
         ),
         "Thought Gestalt remembers sentences",
