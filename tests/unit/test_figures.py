@@ -396,6 +396,7 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     cell = {"task": "topics", "family": "a", "closed": 0.7, "verdict": "undecided"}  # it has no control
     assert write_figure("suite-matrix", [str(path)], tmp_path / "matrix.svg") == {"cells": [cell]}
     assert "<!-- 70% ? -->" in (tmp_path / "matrix.svg").read_text()
-    path.write_text(json.dumps({"tasks": [{"name": "text", "spec": "file:a", "methods": methods}]}))
-    with pytest.raises(InputError, match="with a task with an optimum"):
-        write_figure("suite", [str(path)], tmp_path / "closed.svg")
+    for content in ({"tasks": [{"name": "text", "spec": "file:a", "methods": methods}]}, {}):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match="with a task with an optimum"):
+            write_figure("suite", [str(path)], tmp_path / "closed.svg")

@@ -303,6 +303,14 @@ def test_an_interval_needs_three_seeds() -> None:
     assert (low, high) == (pytest.approx(0.2 - 4.3027 * 0.1 / math.sqrt(3), abs=1e-4), pytest.approx(0.4484, abs=1e-4))
 
 
+def test_the_page_has_a_spread_only_over_seeds(tmp_path: Path) -> None:
+    made = result({name: [2.0, 2.0, 2.0] for name in SCORES}, tmp_path)
+    assert suite_page(made).count("2.000 ± 0.000") == len(SCORES)
+    for method in made["tasks"][0]["methods"]:
+        method["closed"]["seeds"] = method["closed"]["seeds"][:1]
+    assert "±" not in suite_page(made)
+
+
 def test_answers_in_a_text_cost_what_guessing_costs() -> None:
     levels = answer_levels(Levels(1.0, 0.25, 0.0625, "accuracy"))
     assert (levels.optimum, levels.chance) == (0.0, pytest.approx(math.log(16)))

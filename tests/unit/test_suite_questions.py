@@ -81,6 +81,13 @@ def test_values_say_nothing_about_whose_they_are() -> None:
         expected = sum(counts.values()) / 4
         spread = sum((count - expected) ** 2 / expected for count in counts.values())
         assert spread < 3 + 6 * math.sqrt(6), name
+    by_key: dict[str, Counter[str]] = defaultdict(Counter)
+    for document in recall.documents("train"):
+        words = document.text.split()
+        place = recall.answer(document)
+        by_key[words[place - 2]][words[place]] += 1
+    assert len(by_key) == 32
+    assert fmean(max(counts.values()) / counts.total() for counts in by_key.values()) < 0.25 + 0.03
 
 
 def test_keys_of_the_splits_differ_and_their_words_do_not() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,20 +25,16 @@ def _tasks(paths: list[str]) -> list[Numbers]:
     file = Path(path) / "suite.json" if Path(path).is_dir() else Path(path)
     tasks = read_json(file).get("tasks", [])
     matches = [task for task in tasks if not task["spec"].startswith("file:")]
-    require(
-        bool(matches), "the figure's path", path, "use a suite.json of `mentalese suite` with a task with an optimum"
-    )
+    remedy = "use a suite.json of `mentalese suite` with a task with an optimum"
+    require(bool(matches), "the figure's path", path, remedy)
     return matches
 
 
-Value = tuple[float, Sequence[float] | None, Sequence[float]]
-"""The mean of a method, its 95% interval, and its seeds."""
-
-
-def _draw(panel: Axes, task: Numbers, values: Sequence[Value]) -> None:
-    """Draw a row for each method of a task."""
-    methods = task["methods"]
-    for row, (method, (mean, interval, seeds)) in enumerate(zip(methods, values, strict=True)):
+def _draw(panel: Axes, methods: list[Numbers]) -> None:
+    """Draw a row for each method of a task: each seed, the mean, and its 95% interval."""
+    for row, method in enumerate(methods):
+        parts = (method["closed"][name] for name in ("mean", "interval", "seeds"))
+        mean, interval, seeds = (part and np.clip(part, *_CUT).tolist() for part in parts)
         color = ROLES[method["role"]]
         if interval is not None:
             panel.plot(interval, [row, row], color=color, lw=2)
@@ -51,7 +46,7 @@ def _draw(panel: Axes, task: Numbers, values: Sequence[Value]) -> None:
 
 
 def _suite(paths: list[str]) -> Drawing:
-    """Return a panel per task, a row per method: each seed, the mean, and its 95% interval."""
+    """Return a panel per task, a row per method."""
     tasks = _tasks(paths)
     rows = [len(task["methods"]) for task in tasks]
     height = 0.9 + sum(0.75 + 0.3 * count for count in rows)
@@ -59,8 +54,7 @@ def _suite(paths: list[str]) -> Drawing:
     numbers: Numbers = {"tasks": []}
     for (panel,), task in zip(panels, tasks):
         methods = task["methods"]
-        parts = [[method["closed"][name] for name in ("mean", "interval", "seeds")] for method in methods]
-        _draw(panel, task, [tuple(part and np.clip(part, *_CUT).tolist() for part in each) for each in parts])
+        _draw(panel, methods)
         panel.set(title=task["name"], xlim=_CUT)
         for level in (0, 1):
             panel.axvline(level, color="0.6", linewidth=0.8, linestyle="--")

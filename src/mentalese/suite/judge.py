@@ -141,13 +141,13 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
     """
     judged = {method["name"]: method for method in methods}
     for method in task.methods:
-        if method.role != "mechanism" or method.recipe.name not in judged:
+        if method.role != "mechanism":
             continue
         one = judged[method.recipe.name]
         one["against"] = {}
-        for name in (rival.recipe.name for rival in task.rivals(method) if rival.recipe.name in judged):
-            seeds, others = (each["closed"]["seeds"] for each in (one, judged[name]))
-            one["against"][name] = None
+        for rival in (judged[each.recipe.name] for each in task.rivals(method)):
+            seeds, others = (each["closed"]["seeds"] for each in (one, rival))
+            one["against"][rival["name"]] = None
             if len(seeds) < SEEDS_FOR_A_TEST:
                 continue
             if not task.is_corpus:
@@ -158,9 +158,9 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
                 narrow = 0.0
             found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
             if one["solved"] is not None:
-                counts = [(each["solved"]["count"], each["solved"]["of"]) for each in (one, judged[name])]
+                counts = [(each["solved"]["count"], each["solved"]["of"]) for each in (one, rival)]
                 found["solved_p"] = exact_test(*counts)
-            one["against"][name] = dataclasses.asdict(test) | found
+            one["against"][rival["name"]] = dataclasses.asdict(test) | found
 
 
 def add_equal_flops(methods: Sequence[Judged], runs: Mapping[str, list[Judged]], confidence: float) -> None:

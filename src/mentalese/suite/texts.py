@@ -103,7 +103,7 @@ def gestalt(size: float) -> Model:
 
     Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
     large as channels of other activations: it repairs the release's sentence head at a small width. The paper's
-    head (`papers_head`), a linear map with a gate of 1, learns `recall` without it.
+    head (`papers_head`), a linear map with a gate of 1, learned the first version of `recall` without it.
     """
     return {
         "model_type": "thought_gestalt",
@@ -310,8 +310,8 @@ def gestalt_table(size: float, suffix: str) -> SuiteTask:
 
     Sentence vectors are the paper's, and only lexical tokens are scored, as there (3.1). It has 7% less than GPT-2 at
     340,000 parameters without embeddings, and 13% at 1.3M. Rows have 60 sentences, more than the memory, so that all
-    of its places are trained; test documents have about 88. Rotary positions are not the paper's: Thought Gestalt gets
-    sentences with their ends, and the place in them, for free.
+    of its places are trained; test documents have about 88. GPT-2 with markers and rotary positions is not the paper's:
+    Thought Gestalt is told where sentences end, and learned positions are behind rotary ones in small models.
 
     Args:
         size: scales the text.
