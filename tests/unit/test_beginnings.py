@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,15 @@ from mentalese.evaluation.questions import QuestionPrompts
 from mentalese.families.coconut.questions import QuestionSteps
 from mentalese.families.codi.layout import QuestionPairs
 from mentalese.families.colar.layout import CompressedSteps
+from mentalese.models.generate_options import GenerateOptions
 from mentalese.models.grow import grow
 from mentalese.models.saved import Saved
 from mentalese.models.text_tokenizer import text_tokenizer
 from mentalese.models.thinking import document_ids
+from mentalese.models.trace import ThoughtTrace
 from mentalese.recipe import DataConfig, EvaluationConfig, TrainConfig
 from mentalese.training.loop import train
+from mentalese.viewer.play import Player
 
 START, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
 QUESTION = "Pat has 12 pens. How many?"
@@ -200,6 +204,24 @@ def test_a_grown_model_reads_and_ends_as_its_base(kind: str, base: Path, tmp_pat
     assert grown.tokenizer.chat_template == plain.chat_template
     padding = {"llama_2": "<pad>", "qwen": "<|endoftext|>"}
     assert grown.tokenizer.pad_token == padding.get(kind, "<|pad|>")
+
+
+@pytest.mark.parametrize("kind", ["llama_3", "qwen"])
+def test_a_base_and_what_was_grown_from_it_are_compared(
+    base: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six markers that no text uses have a little probability in the grown model; other weights change much more."""
+    grow(str(base), "coconut", tmp_path / "grown")
+    compared = ["diff", str(tmp_path / "grown"), str(base), "--data", f"file:{texts}", "--json"]
+    assert cli.main(compared) == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["overall"]["difference"] == pytest.approx(0, abs=0.005)
+    assert same["overall"]["tokens"] > 20
+    model = LlamaForCausalLM.from_pretrained(base)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.2)
+    model.save_pretrained(base)
+    assert cli.main(compared) == 0
+    assert abs(json.loads(capsys.readouterr().out)["overall"]["difference"]) > 0.05
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -374,6 +396,23 @@ def test_prompts_of_a_chat_model_are_messages(base: Path) -> None:
     asked = Instance(request_type="generate_until", doc={}, arguments=(QUESTION, {"max_gen_toks": 4}), idx=0)
     [text] = MentaleseLM(saved).generate_until([asked])
     assert [QUESTION + text] == raw.generate(QUESTION, max_new_tokens=4, do_sample=False), "as likelihoods read it"
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+@pytest.mark.parametrize("method", [None, "coconut"])
+def test_the_page_to_write_asks_a_chat_model_by_messages(base: Path, method: str | None, tmp_path: Path) -> None:
+    if method is not None:
+        grow(str(base), method, tmp_path / "grown")
+    saved = mentalese.load(base if method is None else tmp_path / "grown", "cpu")
+    player, looks = Player(saved), list[ThoughtTrace]()
+    options = GenerateOptions(prompt=(QUESTION,), max_new_tokens=6, greedy=True)
+    *_, written = player.write(options, threading.Event(), looks.append)
+    assert [written] == saved.generate(QUESTION, max_new_tokens=6, do_sample=False)
+    message = [{"role": "user", "content": QUESTION}]
+    asked = AutoTokenizer.from_pretrained(base).apply_chat_template(
+        message, add_generation_prompt=True, return_dict=False
+    )
+    assert looks[-1].input_ids[: len(asked)].tolist() == asked
 
 
 @pytest.mark.parametrize("kind", ["llama_3"])

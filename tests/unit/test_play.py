@@ -31,6 +31,7 @@ from support import shrink
 
 THINKS = {
     "coconut/tiny": ["latents"],
+    "colar/tiny": [],
     "thoughtbubbles/tiny": ["budget"],
     "latent_thought/tiny": ["fast_steps", "infer_every"],
     "latent_thought/tiny-vae": ["infer_every"],
