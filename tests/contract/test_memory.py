@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from mentalese import override
 from mentalese.commands.dry_run import estimate, kept_bytes
 from mentalese.recipe import Phase
-from mentalese.training.memory import LiveBytes
+from mentalese.training.memory import LiveBytes, limit_kernel_cache
 from support import by_hand, quiet_run, tiny_recipes
 
 
@@ -48,3 +49,13 @@ def test_dry_run_memory_estimate_falls_with_checkpointing(name: str, corpus: Pat
         measured.append(kept_bytes(run))
         assert 0.4 < measured[-1] / estimate(run.recipe).memory["activations"] < 2
     assert measured[1] < 0.5 * measured[0]
+
+
+def test_a_number_of_kernels_in_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.delenv(name, raising=False)
+    for given, kept in ((None, "64"), ("7", "7")):
+        if given is not None:
+            monkeypatch.setenv(name, given)
+        limit_kernel_cache()
+        assert os.environ[name] == kept

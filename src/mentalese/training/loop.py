@@ -39,7 +39,13 @@ from mentalese.models.saved import load
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
-from mentalese.training.memory import check_memory, forget_peak_memory, peak_memory, release_free_memory
+from mentalese.training.memory import (
+    check_memory,
+    forget_peak_memory,
+    limit_kernel_cache,
+    peak_memory,
+    release_free_memory,
+)
 from mentalese.training.model_card import NAME as CARD
 from mentalese.training.model_card import model_card
 from mentalese.training.parallel import (
@@ -154,6 +160,7 @@ class Run:
         self.validation.check(self.model, show)
         if weights:
             check_memory(self.model, recipe, parallel)
+            limit_kernel_cache()
             self.model, self.parameters, whole = start(recipe, self.tokenizer, parallel)
             step = TrainStep(self.model)
             if recipe.train.compile:
