@@ -85,7 +85,7 @@ def comparison(made: SuiteTask, scores: dict[str, list[float]]) -> dict[str, Any
     for method in made.methods:
         values = scores[method.recipe.name.partition("/")[2]]
         config = method.recipe.to_dict()
-        spent = {"config": config, "flops": 1e12, "curve": []}
+        spent = {"config": config, "flops": 1e12, "curve": [], "commit": "0123abc"}
         runs = [{"seed": seed, "test": {"nll": value}} | spent for seed, value in enumerate(values)]
         rows.append(
             {
@@ -124,6 +124,7 @@ def test_closed_share_follows_from_the_levels(tmp_path: Path) -> None:
     assert set(own["against"]) == {"topics/latent_thought-twin", "topics/latent_thought-swapped"}
     assert all(test["conclusive"] and test["difference"] > 0 for test in own["against"].values())
     assert "against" not in judged["methods"][1]
+    assert [call["commits"] for call in judged["calls"]] == [["0123abc"]]
 
 
 def test_a_cell_is_filled_only_for_what_beats_twin_and_control(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def judge(
     call = {
         "created": comparison["created"],
         "command": comparison["command"],
+        "commits": sorted({commit for row in rows for run in row["runs"] if (commit := run.get("commit"))}),
         "report": f"{task.name}/report-{comparison['seeds']}-seeds.html",
         "methods": [method["name"] for method in methods],
     }
