@@ -37,7 +37,7 @@ from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training import loop
 from mentalese.training.run_folder import RunResult
-from mentalese.training.signals import stop_signals
+from mentalese.training.signals import Interrupted, stop_signals
 
 if TYPE_CHECKING:
     import submitit
@@ -76,14 +76,6 @@ Then = Callable[[Job, Result], Sequence[Job]]
 """A job and its result to the jobs that follow from it."""
 
 
-class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM came; every running job has saved a checkpoint."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__("stopped; the same command continues")
-        self.exit_code = 128 + signum
-
-
 def run_jobs(
     jobs: Sequence[Job],
     *,
@@ -101,7 +93,7 @@ def run_jobs(
 
     Raises:
         InputError: a job's recipe, data or folder cannot be used.
-        Stopped, Interrupted: SIGINT or SIGTERM came; running jobs have saved a checkpoint.
+        Interrupted: SIGINT or SIGTERM came; running jobs have saved a checkpoint.
         FloatingPointError: a job diverged without `may_diverge`.
     """
     check_jobs(count, executor)
@@ -185,7 +177,7 @@ def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> 
                 for index in [index for index, training in running.items() if training.done()]:
                     work.finish(index, _result(work.jobs[index], running.pop(index).result()))
                 if signals.first:
-                    raise Stopped(signals.first)
+                    raise Interrupted(signals.first, "stopped; the same command continues")
                 time.sleep(executor.poll_seconds)
         finally:
             executor.stop()

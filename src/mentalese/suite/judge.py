@@ -216,12 +216,6 @@ def undecided(judged: Judged) -> list[str]:
     ]
 
 
-def _is_untrained(method: Judged) -> bool:
-    """Test if most seeds of a mechanism are not healthy, and none of them has solved the task."""
-    solved_by = (method.get("solved") or {"count": 0})["count"]
-    return bool(method.get("health", {}).get("reason")) and not solved_by
-
-
 def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     """Return the verdict on a method of a task in `suite.json`; `undecided` if it is not a mechanism."""
     tests = method.get("against", {})
@@ -229,7 +223,8 @@ def verdict(method: Judged, methods: Sequence[Judged]) -> Verdict:
     is_ahead = all(test and test["conclusive"] and test["difference"] > 0 for test in tests.values())
     if is_ahead and {"twin", "control"} <= compared:
         return "better"
-    if _is_untrained(method):
+    solved_by = (method.get("solved") or {"count": 0})["count"]
+    if method.get("health", {}).get("reason") and not solved_by:  # of most seeds, and none has solved the task
         return "not trained"
     if any(
         test and test.get("decided", test["conclusive"]) and not (test["conclusive"] and test["difference"] > 0)
@@ -270,16 +265,10 @@ def score(task: SuiteTask, run: Path, test: Judged, *, ends: bool = True) -> flo
     On a corpus `ends` of documents and sentences are paid for too.
     """
     if task.is_corpus:
-        return _bits(test, ends=ends)
+        return float(test["bits_per_byte_with_ends" if ends else "bits_per_byte"])
     if task.scored == "all":
         return float(test[metric_of(test).tested])
     return part_nats(run, task)
-
-
-def _bits(result: Judged, *, ends: bool = True) -> float:
-    """Return bits per byte with `ends` paid for; a bound has none, and its models receive no ends."""
-    paid = result["bits_per_byte_with_ends"] if ends else None
-    return float(result["bits_per_byte"] if paid is None else paid)
 
 
 def part_nats(run: Path, task: SuiteTask) -> float:
