@@ -147,8 +147,49 @@ class SentenceStreams(Layout):
         return rows
 
     def pack(self, rows: Rows, split: Split, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        sizes = rows.lexical_targets(split)
-        return _pack(sizes, self.passes(rows), self.tokens_per_batch, self.bucket_width, generator)
+        """Pack streams into batches under a token budget (Thought Gestalt, appendix B.1).
+
+        Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
+        preallocated batches. Each stream goes to the next batch in turn that stays within `tokens_per_batch` and the
+        maximum number of streams. B.1 gives no value of this maximum; here it is the budget over the mean number of
+        tokens of a stream, rounded up. A stream that fits nowhere opens a new batch, and a stream above the budget is a
+        batch.
+        """
+        sizes, budget = rows.lexical_targets(split), self.tokens_per_batch
+        limit = -(-budget * len(sizes) // int(sizes.sum()))
+        batches = -(-int(sizes[sizes <= budget].sum()) // budget)
+
+        shuffled = generator.permutation(len(sizes))
+        bucket = (self.passes(rows)[shuffled] - 1) // self.bucket_width
+        shuffled = shuffled[np.argsort(-bucket, kind="stable")]
+
+        batch_of = np.empty(len(sizes), dtype=np.int64)
+        free = np.full(batches + len(sizes), budget)  # lexical tokens that still fit; -1: closed
+        streams = np.zeros_like(free)
+        turn = 0
+        for row, size in zip(shuffled.tolist(), sizes[shuffled].tolist()):
+            if size > budget:
+                batch, batches = batches, batches + 1
+                free[batch] = -1
+            else:
+                batch = turn
+                if batch >= batches or size > free[batch]:
+                    fits = np.flatnonzero(free[:batches] >= size)
+                    if len(fits):
+                        batch = int(fits[np.searchsorted(fits, turn) % len(fits)])
+                    else:
+                        batch, batches = batches, batches + 1
+                turn = (batch + 1) % batches
+                free[batch] -= size
+                streams[batch] += 1
+                if streams[batch] == limit:
+                    free[batch] = -1
+            batch_of[row] = batch
+
+        _, batch_of, counts = np.unique(batch_of, return_inverse=True, return_counts=True)  # some may have stayed empty
+        place = generator.permutation(len(counts))
+        order = np.lexsort((-sizes, place[batch_of]))
+        return order, np.concatenate([[0], np.cumsum(counts[np.argsort(place)])])
 
     def evaluation_rows(self, split: Split, evaluation: EvaluationConfig) -> Rows:
         """Return whole documents."""
@@ -169,51 +210,3 @@ class SentenceStreams(Layout):
 
     def prompt_row(self, text: str, encoder: PromptEncoder) -> TextRow:
         return encoder.sentences(text)
-
-
-def _pack(
-    sizes: np.ndarray, sentences: np.ndarray, budget: int, bucket_width: int, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pack batches of sentence streams under a token budget (Thought Gestalt, appendix B.1).
-
-    Streams are grouped by number of sentences, shuffled inside their group and dealt, longest group first, into
-    preallocated batches. Each stream goes to the next batch in turn that stays within `budget` lexical tokens and the
-    maximum number of streams. B.1 gives no value of this maximum; here it is `budget` over the mean number of tokens of
-    a stream, rounded up. A stream that fits nowhere opens a new batch, and a stream above the budget is a batch.
-
-    `sizes` and `sentences` are lexical tokens and sentences per stream, int64 [streams].
-    """
-    limit = -(-budget * len(sizes) // int(sizes.sum()))
-    batches = -(-int(sizes[sizes <= budget].sum()) // budget)
-
-    shuffled = generator.permutation(len(sizes))
-    bucket = (sentences[shuffled] - 1) // bucket_width
-    shuffled = shuffled[np.argsort(-bucket, kind="stable")]
-
-    batch_of = np.empty(len(sizes), dtype=np.int64)
-    free = np.full(batches + len(sizes), budget)  # lexical tokens that still fit; -1: closed
-    streams = np.zeros_like(free)
-    turn = 0
-    for row, size in zip(shuffled.tolist(), sizes[shuffled].tolist()):
-        if size > budget:
-            batch, batches = batches, batches + 1
-            free[batch] = -1
-        else:
-            batch = turn
-            if batch >= batches or size > free[batch]:
-                fits = np.flatnonzero(free[:batches] >= size)
-                if len(fits):
-                    batch = int(fits[np.searchsorted(fits, turn) % len(fits)])
-                else:
-                    batch, batches = batches, batches + 1
-            turn = (batch + 1) % batches
-            free[batch] -= size
-            streams[batch] += 1
-            if streams[batch] == limit:
-                free[batch] = -1
-        batch_of[row] = batch
-
-    _, batch_of, counts = np.unique(batch_of, return_inverse=True, return_counts=True)  # some may have stayed empty
-    place = generator.permutation(len(counts))
-    order = np.lexsort((-sizes, place[batch_of]))
-    return order, np.concatenate([[0], np.cumsum(counts[np.argsort(place)])])
