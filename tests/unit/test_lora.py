@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -434,7 +435,8 @@ def test_what_cannot_be_adapted_is_refused_before_the_start(
 def test_without_peft_the_message_says_what_to_install(
     found: str | None, said: str, base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora, "_version", lambda: found)
+    installed = [] if found is None else [SimpleNamespace(version=found)]
+    monkeypatch.setattr(lora, "distributions", lambda name: installed)
     with pytest.raises(InputError, match=rf"needs PEFT 0.20 or newer and finds {said}: pip install 'mentalese\[lora\]"):
         train(recipe(corpus, base, tmp_path, None), tmp_path / "run", show=False)
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def add_adapters(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, train
     """
     if train.lora_rank is None:
         return
-    version = _version()
+    version = next((found.version for found in distributions(name="peft")), None)
     remedy = f"LoRA needs PEFT {_LEAST} or newer and finds {version or 'none'}: {install_command('lora')}"
     require(version is not None and Version(version) >= Version(_LEAST), "train.lora_rank", train.lora_rank, remedy)
     import peft
@@ -127,13 +127,6 @@ def _compute_rows_only(model: LanguageModel) -> None:
     for module in model.modules():
         if type(module) is TrainableTokensLayer and not hasattr(module.get_base_layer(), "embed_scale"):
             module.__class__ = Rows
-
-
-def _version() -> str | None:
-    try:
-        return version("peft")
-    except PackageNotFoundError:
-        return None
 
 
 def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
