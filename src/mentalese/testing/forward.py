@@ -101,11 +101,10 @@ def test_a_call_in_training_mode_has_the_familys_own_loss(family: Case) -> None:
     output = family.model(**read)
     torch.testing.assert_close(output.loss, expected)
     assert output.logits.shape == (*batch["input_ids"].shape, len(family.tokenizer))
-    gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
-    for gradient, other in zip(
-        gradients, torch.autograd.grad(output.loss, list(model.parameters()), allow_unused=True)
-    ):
-        torch.testing.assert_close(gradient, other)
+    parameters = list(model.parameters())
+    torch.testing.assert_close(
+        *(torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (expected, output.loss))
+    )
     assert model.accepts_loss_kwargs is False  # or `Trainer` would not divide the loss, a mean, by its micro-batches
 
 
