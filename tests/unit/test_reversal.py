@@ -19,7 +19,7 @@ from mentalese.data.layouts import Marked, SentenceStreams
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import reversal
-from mentalese.evaluation.reversal import NAMES, reversal_scores, single_token_names, trend
+from mentalese.evaluation.reversal import NAMES, reversal_scores, single_token_names
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import build_model
 from mentalese.models.generation import generate_text, stream_text
@@ -206,10 +206,3 @@ def test_names_of_an_unknown_word_are_not_probed() -> None:
     backend = Tokenizer(models.WordLevel({"?": 0, "He": 1, "is": 2, "Paul": 3}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     assert single_token_names(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")) == {"Paul": 3}
-
-
-def test_trend_is_least_squares_over_log_tokens() -> None:
-    slope, start = trend([1e3, 1e4, 1e5], [5.0, 4.6, 4.2])
-    assert (slope, start) == pytest.approx((-0.4, 6.2))
-    with pytest.raises(InputError, match="checkpoints is"):
-        trend([1e3, 1e3], [5.0, 4.0])

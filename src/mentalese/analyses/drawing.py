@@ -67,12 +67,6 @@ def read_run(path: str) -> list[Numbers]:
     return read_metrics(file)
 
 
-def best_step(records: list[Numbers]) -> int:
-    """Return the step with the lowest validation perplexity; the last step of a run without validations."""
-    validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
-    return min(validated)[1] if validated else records[-1]["step"]
-
-
 def in_rows(saved: Saved, longest: int | None = None) -> Saved:
     """Return a model of text, which reads rows of its training's length (at most `longest`) that do not overlap."""
     window = saved.layout.sequence_length if saved.layout.plain else None

@@ -114,10 +114,3 @@ def run(saved: Saved, *, show: bool = False) -> dict[str, object]:
             summaries[name] = {"mean": float(pairs.mean()), "std": float(pairs.std(ddof=1)), "interval": interval}
         result[condition] = summaries
     return result
-
-
-def trend(tokens: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Return slope and intercept of a least-squares line over log10(tokens)."""
-    require(len(set(tokens)) > 1, "checkpoints", list(tokens), "use a run with at least two")
-    slope, start = np.polyfit(np.log10(np.asarray(tokens, dtype=np.float64)), np.asarray(values), 1)
-    return float(slope), float(start)

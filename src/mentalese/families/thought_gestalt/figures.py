@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mentalese.analyses.drawing import (
     COLORS,
     Drawing,
     Figure,
     Numbers,
-    best_step,
     canvas,
     count_axis,
     footnote,
@@ -87,7 +88,8 @@ def _records(path: str, prefix: str) -> tuple[list[Numbers], int]:
     matches = [record for record in records if any(name.startswith(prefix) for name in record)]
     remedy = f"it has logged no {prefix.rstrip('.')}, use a run of a model that has them"
     require(bool(matches), "the figure's path", path, remedy)
-    best = best_step(records)
+    validated = [(record["validation"]["perplexity"], record["step"]) for record in records if "validation" in record]
+    best = min(validated)[1] if validated else records[-1]["step"]
     return matches, max(sum(record["step"] <= best for record in matches) - 1, 0)
 
 
@@ -262,7 +264,7 @@ def _probed(path: str, label: str, models: list[Point]) -> Numbers:
 
     With several numbers of tokens, `trends` has the slopes of the targets' nats.
     """
-    from mentalese.evaluation.reversal import QUERIES, run, trend
+    from mentalese.evaluation.reversal import QUERIES, run
     from mentalese.models.saved import load
 
     points: list[Numbers] = []
@@ -273,7 +275,8 @@ def _probed(path: str, label: str, models: list[Point]) -> Numbers:
     trends, sizes = {}, [point["tokens"] for point in points]
     if len(set(sizes)) > 1:
         for condition in QUERIES:
-            slope, start = trend(sizes, [point[condition]["target_nll"]["mean"] for point in points])
+            nats = [point[condition]["target_nll"]["mean"] for point in points]
+            slope, start = np.polyfit(np.log10(sizes), nats, 1).tolist()
             trends[condition] = {"slope": slope, "at_one_token": start}
     return {"path": path, "label": label, "trends": trends, "points": points}
 
