@@ -55,11 +55,6 @@ class LoopedConfig(WrappedDecoderConfig):
         return range(first), range(first, last), range(last, layers)
 
     @property
-    def effective_layers(self) -> int:
-        """l, the number of layers that a token passes through."""
-        return self.num_hidden_layers + (self.turns - 1) * len(self.parts[1])
-
-    @property
     def embedding_scale(self) -> float:
         """The factor gamma of embeddings (section 3.2)."""
         return math.sqrt(self.hidden_size) if self.norms == "sandwich" else 1.0

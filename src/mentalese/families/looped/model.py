@@ -197,7 +197,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         super().initialize(module)
         if module is not self or self.config.norms == "own":  # called last: the backbone initialises its own layers
             return
-        std = self.config.initializer_range / math.sqrt(2 * self.config.effective_layers)
+        passed = self.config.num_hidden_layers + (self.config.turns - 1) * len(self.config.parts[1])  # layers, l
+        std = self.config.initializer_range / math.sqrt(2 * passed)
         for name, weight in self.layers.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 init.normal_(weight, std=std)
