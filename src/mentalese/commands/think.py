@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from mentalese.commands.options import ModelPath, given_text
 from mentalese.errors import InputError
@@ -76,12 +75,8 @@ def run(options: Options) -> None:
         against = load(options.against)
     if options.raw and against is not None:
         against = against.as_text()
-    settings: dict[str, Any] = {
-        "max_new_tokens": options.max_new_tokens,
-        "influence": options.influence,
-        "patch": options.patch,
-    }
-    settings = {name: value for name, value in settings.items() if value is not None}
+    names = ("max_new_tokens", "influence", "patch")
+    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     page = think_page(saved, text, against=against, answer=options.answer, command=command(), **settings)
     write_text(options.out, page)
     print(f"{options.out} shows what {options.model} thought")
