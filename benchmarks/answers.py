@@ -15,29 +15,32 @@ from functools import partial
 
 import mentalese
 from measuring import in_turns, print_times
+from mentalese.data.split import Split
 from mentalese.evaluation.answers import ask
 from mentalese.models.saved import Saved
 
 BATCH_SIZES = (1, 16)
 
 
-def lengths(saved: Saved) -> str:
+def lengths(saved: Saved, split: Split) -> str:
     """New tokens and latents per question."""
-    records = ask(saved, saved.split("test")).records
+    records = ask(saved, split).records
     tokens, latents = (statistics.fmean(counts) for counts in zip(*((r.tokens, r.latents or 0) for r in records)))
     return f"; {tokens:.1f} tokens, {latents:.1f} latents"
 
 
 def main(models: list[str], questions: int, rounds: int) -> None:
+    asked = {name: mentalese.load(name, "cpu").scored_by(max_documents=questions) for name in models}
+    splits = {name: saved.split("test") for name, saved in asked.items()}
+    notes = {name: lengths(saved, splits[name]) for name, saved in asked.items()}
     for size in BATCH_SIZES:
-        asked = {
-            name: mentalese.load(name, "cpu").scored_by(batch_size=size, max_documents=questions) for name in models
+        contenders = {
+            name: partial(ask, saved.scored_by(batch_size=size), splits[name]) for name, saved in asked.items()
         }
-        contenders = {name: partial(ask, saved, saved.split("test")) for name, saved in asked.items()}
         times = in_turns(contenders, rounds, time.process_time)
         per_question = {name: [seconds / questions for seconds in values] for name, values in times.items()}
         print(f"\n{size} together, {questions} questions")
-        print_times(per_question, models[0], {name: lengths(saved) for name, saved in asked.items()})
+        print_times(per_question, models[0], notes)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def requests(name: str, folder: Path, limit: int) -> list[Instance]:
     return task.instances
 
 
-def main(model: str, folder: Path, limit: int, rounds: int) -> None:
+def main(model: str, folder: Path, limit: int = 20, rounds: int = 3) -> None:
     ours = MentaleseLM(mentalese.load(model, "cpu"))
     theirs = HFLM(pretrained=model, device="cpu", batch_size=ours.batch_size)
     for name in SETS:
@@ -57,4 +57,4 @@ def main(model: str, folder: Path, limit: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *(int(argument) for argument in (sys.argv[3:5] or ("20", "3"))))
+    main(sys.argv[1], Path(sys.argv[2]), *(int(argument) for argument in sys.argv[3:5]))
