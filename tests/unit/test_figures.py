@@ -309,7 +309,9 @@ def test_the_probe_is_drawn_over_the_checkpoints(run: Path, tmp_path: Path) -> N
     for condition in ("normal", "reversed"):
         first, last = (point[condition]["target_nll"]["mean"] for point in model["points"])
         decades = math.log10(model["points"][1]["tokens"] / model["points"][0]["tokens"])
-        assert model["trends"][condition]["slope"] == pytest.approx((last - first) / decades)
+        slope, start = (last - first) / decades, model["trends"][condition]["at_one_token"]
+        assert model["trends"][condition]["slope"] == pytest.approx(slope)
+        assert start + slope * math.log10(model["points"][0]["tokens"]) == pytest.approx(first)
         assert saved["points"][0][condition] == model["points"][1][condition]  # the best model is the last one
 
 
