@@ -263,8 +263,8 @@ def _trials(rows: Sequence[Row]) -> list[dict[str, Cell]]:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Chart]:
-    """Return a chart of quality against each cost that is known for all runs, by the field of the cost."""
+def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, tuple[str, Chart]]:
+    """Return by field each cost that is known for all runs: its name, and a chart of quality against it."""
     metric, runs = rows[0].metric, [run for row in rows for run in row.runs]
     quality = ACCURACY if metric is metrics.ACCURACY else PERPLEXITY
     charts = {}
@@ -283,9 +283,8 @@ def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Chart]:
                 mean = statistics.fmean(cost for cost, _ in seeds)
                 points.append(Point(i, names[i], mean, row.value, seeds, "*" if row.estimator_label else ""))
         if points and all(_cost(run, key) > 0 for run in runs):
-            charts[key] = scatter(
-                f"Test {metric.name} by {title}", points, measure, quality, best_is_low=not metric.larger_is_better
-            )
+            heading = f"Test {metric.name} by {title}"
+            charts[key] = title, scatter(heading, points, measure, quality, best_is_low=not metric.larger_is_better)
     return charts
 
 
