@@ -103,7 +103,7 @@ def gestalt(size: float) -> Model:
 
     Vectors in the memory have length 1. A gate that starts at the square root of the width makes their channels as
     large as channels of other activations: it repairs the release's sentence head at a small width. The paper's
-    head (`papers_head`), a linear map with a gate of 1, learned the first version of `recall` without it.
+    head (`papers_head`), a linear map with a gate of 1, learns `recall` without it.
     """
     return {
         "model_type": "thought_gestalt",
