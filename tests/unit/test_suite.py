@@ -432,10 +432,13 @@ def test_a_task_may_be_compared_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
     path = tmp_path / "suite.json"
     path.write_text(json.dumps(result | {"tasks": [{**judged, "name": "recall"}, {**judged, "seeds": 7}]}))
-    kept = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["cot", "no-cot"])["tasks"]
+    kept = run_suite(["composition"], tmp_path, Schedule.of(), recipes=["sim-*", "cot"])["tasks"]
     assert [(task["name"], task["seeds"]) for task in kept] == [("recall", 3), ("composition", 3)]
     page = (tmp_path / "suite.html").read_text()
     assert page.count('<section id="') == 2
+    with pytest.raises(InputError, match=r"its suite.json has composition/coconut, .*: use another folder"):
+        run_suite(["composition"], tmp_path, Schedule.of(), recipes=["cot", "no-cot"])
+    assert len(asked) == 2, "refused before anything is trained"
     path.write_text(json.dumps(result | {"version": 1}))
     assert len(run_suite(["composition"], tmp_path, Schedule.of(), recipes=["cot", "no-cot"])["tasks"]) == 1
 

@@ -121,12 +121,18 @@ def run_suite(
         The content of `suite.json`.
 
     Raises:
-        InputError: an unknown task, or a number out of range; errors of `compare`.
+        InputError: an unknown task, a number out of range, or a folder whose suite.json has methods of a task that
+            `recipes` leaves out; errors of `compare`.
         FloatingPointError: the loss of a reported run was not finite, so that its task has no result of this look; all
             other tasks have been run.
     """
     tasks = tasks_of(names, recipes, size)
     check_page(out / "suite.html", "suite.json")
+    stored = stored_tasks(out)
+    for task in tasks if recipes else ():  # these methods would take the place of all that the task has there
+        there = {method["name"] for method in stored.get(task.name, {"methods": []})["methods"]}
+        lost = sorted(there - {method.recipe.name for method in task.methods})
+        require(not lost, "--out", str(out), f"its suite.json has {', '.join(lost)} too: use another folder")
     result: Judged = {}
     judged: dict[str, Judged] = {}
     looks: dict[str, Look] = {}
