@@ -398,6 +398,12 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
     cell = {"task": "topics", "family": "a", "closed": 0.7, "verdict": "undecided"}  # it has no control
     assert write_figure("suite-matrix", [str(path)], tmp_path / "matrix.svg") == {"cells": [cell]}
     assert "<!-- 70% ? -->" in (tmp_path / "matrix.svg").read_text()
+    later = tmp_path / "later.json"
+    better = methods[0] | {"closed": closed | {"mean": 0.8}}
+    tasks = [{"name": name, "spec": name, "methods": [better, methods[1]]} for name in ("recall", "topics")]
+    later.write_text(json.dumps({"tasks": tasks}))
+    cells = [cell | {"closed": 0.8}, cell | {"task": "recall", "closed": 0.8}]
+    assert write_figure("suite-matrix", [str(path), str(later)], tmp_path / "matrix.svg") == {"cells": cells}
     for content in ({"tasks": [{"name": "text", "spec": "file:a", "methods": methods}]}, {}):
         path.write_text(json.dumps(content))
         with pytest.raises(InputError, match="with a task with an optimum"):

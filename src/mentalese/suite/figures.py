@@ -11,6 +11,7 @@ from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas,
 from mentalese.errors import require
 from mentalese.files import read_json
 from mentalese.formatting import method_name, scored_as
+from mentalese.suite.recipes import SUITE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,14 +21,18 @@ _CUT = (-0.25, 1.1)  # range of shares; values outside are drawn at the edge
 
 
 def _tasks(paths: list[str]) -> list[Numbers]:
-    """Return the tasks of a `suite.json` without those on a corpus, whose optimum is unknown."""
-    [path] = paths
-    file = Path(path) / "suite.json" if Path(path).is_dir() else Path(path)
-    tasks = read_json(file).get("tasks", [])
-    matches = [task for task in tasks if not task["spec"].startswith("file:")]
-    remedy = "use a suite.json of `mentalese suite` with a task with an optimum"
-    require(bool(matches), "the figure's path", path, remedy)
-    return matches
+    """Return the tasks of some `suite.json`, of the last one that has each, in the suite's order.
+
+    Tasks on a corpus, whose optimum is unknown, are left out.
+    """
+    tasks: dict[str, Numbers] = {}
+    for path in paths:
+        file = Path(path) / "suite.json" if Path(path).is_dir() else Path(path)
+        matches = [task for task in read_json(file).get("tasks", []) if not task["spec"].startswith("file:")]
+        remedy = "use a suite.json of `mentalese suite` with a task with an optimum"
+        require(bool(matches), "the figure's path", path, remedy)
+        tasks |= {task["name"]: task for task in matches}
+    return [tasks[name] for name in SUITE if name in tasks]
 
 
 def _draw(panel: Axes, methods: list[Numbers]) -> None:
@@ -112,10 +117,10 @@ def _matrix(paths: list[str]) -> Drawing:
 
 
 FIGURES = {
-    "suite": Figure("the share of the gap that each method of a suite closes", "SUITE.json", _suite),
+    "suite": Figure("the share of the gap that each method of a suite closes", "SUITE.json ...", _suite),
     "suite-matrix": Figure(
         "families by tasks: the share of the gap that each closes, and where it beats twin and controls",
-        "SUITE.json",
+        "SUITE.json ...",
         _matrix,
     ),
 }
