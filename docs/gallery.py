@@ -59,9 +59,9 @@ def text_for(run: str) -> tuple[str, str | None]:
     if recipe.layout.questions:
         question, *_, answer = max((d.segments for d in islice(documents, TRIED)), key=len)
         return question, final_answer(answer)
-    paragraphs = (paragraph.strip() for document in documents for paragraph in document.text.split("\n\n"))
+    paragraphs = (paragraph.strip("\n") for document in documents for paragraph in document.text.split("\n\n"))
     found = max(islice(paragraphs, TRIED), key=lambda paragraph: min(len(paragraph.split()), 0.6 * WORDS))
-    found = "".join(re.findall(r"\S+\s*", found)[:WORDS])
+    found = "".join(re.findall(r"\s*\S+", found)[:WORDS])
     return found[: found.rfind(".") + 1] or found, None  # whole sentences
 
 

@@ -2,13 +2,13 @@
 
     python scripts/publish.py runs/suite concepts --results results/suite-2
 
-results/suite has the first edition until the second one, in results/suite-2, has all of its tasks.
+results/suite has the first edition of tasks that the second one, in results/suite-2, does not have yet.
 
 Trained models, curves, samples and reports stay where they are: compare.json gets a line per run. The repository's path
 is cut from commands. The figures are redrawn by
 
-    mentalese figure suite results/suite/suite.json --out results/suite/closed.svg
-    mentalese figure suite-matrix results/suite/suite.json --out results/suite/matrix.svg
+    mentalese figure suite results/suite/suite.json results/suite-2/suite.json --out results/suite/closed.svg
+    mentalese figure suite-matrix results/suite/suite.json results/suite-2/suite.json --out results/suite/matrix.svg
 """
 
 from __future__ import annotations
