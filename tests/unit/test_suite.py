@@ -603,7 +603,7 @@ def test_results_list_each_verdict_of_the_second_edition() -> None:
 def verdict_rows(task: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield what the table of results has of each mechanism of a task."""
     places = 1 if task["name"] == "text" else 0
-    roles = {method["name"]: method["role"] for method in task["methods"]}
+    twins = {method["name"] for method in task["methods"] if method["role"] == "twin"}
 
     def points(share: float) -> str:
         return f"{100 * share:z.{places}f}"
@@ -612,8 +612,9 @@ def verdict_rows(task: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         if method["role"] == "mechanism":
             nearest: dict[str, Any] = {}
             for name, test in method["against"].items():
-                if roles[name] not in nearest or test["difference"] < nearest[roles[name]]["difference"]:
-                    nearest[roles[name]] = test
+                role = "twin" if name in twins else "control"  # also a mechanism that this one adds to
+                if role not in nearest or test["difference"] < nearest[role]["difference"]:
+                    nearest[role] = test
             differences = [
                 f"{points(test['difference'])} [{','.join(map(points, test['interval']))}]" if test else "none"
                 for test in (nearest["twin"], nearest.get("control"))
