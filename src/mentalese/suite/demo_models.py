@@ -73,7 +73,7 @@ DEMO = {
     "forks": DemoModel(
         EXPRESSIONS,
         questions("demo/forks", EXPRESSIONS.spec, EXPRESSIONS.methods[0].recipe.model, 5, 40, 128).replace(
-            description="forks before layers 1 and 2", layout={"batch_size": 32}
+            description="forks before layers 1 and 2", layout={"batch_size": 32}, optimizer={"schedule": "cosine"}
         ),
         "Thoughtbubbles forks at the numbers",
         "Arithmetic modulo 10, with the value of each bracket written down. The model may spend two streams per token "
