@@ -68,8 +68,8 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         latents = curriculum.stages * curriculum.latents_per_step
         method_recipe = codi_method(narrower(2 * channels + 4), method, latents=latents)  # its projection's weights
         name = f"{task}/codi-{method}" if method else f"{task}/codi"
-        method_recipe = replace(method_recipe, name=name, baseline=None)
-        return Method(method_recipe.replace(optimizer={"schedule": "cosine"}), role, "codi", "coconut")  # the paper's
+        schedule = {"schedule": "cosine"}  # the paper's
+        return Method(method_recipe.replace(name=name, baseline=None, optimizer=schedule), role, "codi", "coconut")
 
     # Latents are fed another question's state, and explain their own steps all the same: this tests the feedback, and
     # not the loss of steps.
