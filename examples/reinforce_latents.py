@@ -5,8 +5,7 @@ python examples/reinforce_latents.py [MODEL] [--source SOURCE] [--thought-noise 
 
 MODEL is a Coconut, AGCLR or CoLaR model that was trained on questions: a run's folder (also of a model that
 `mentalese grow` made), a saved model, or models:NAME. Without one, `composition/coconut` is trained for 4.3 of its 12
-epochs, which with what follows takes three minutes of CPU; or the recipe of another task of the suite
-(--source builtin:reachability).
+epochs, which with what follows takes three minutes of CPU.
 
 GRPO explores answers, which are sampled. Latents are computed, not drawn: the same question has the same thoughts.
 `--thought-noise` samples them, too: each answer has its own normal noise on its latents. GRPO's loss reads question,
@@ -53,8 +52,8 @@ SETTINGS: dict[str, Any] = {
 
 def trained(source: str, epochs: float, out: Path) -> mentalese.Saved:
     """The suite's Coconut for a task, stopped early, so that there is something left to learn."""
-    task = source.removeprefix("builtin:").partition(":")[0]
-    return mentalese.train(f"{task}/coconut", f"data.source={source}", f"train.epochs={epochs}", out=out, resume=True)
+    settings = f"data.source={source}", f"train.epochs={epochs}"
+    return mentalese.train("composition/coconut", *settings, out=out, resume=True)
 
 
 def questions(saved: mentalese.Saved) -> Dataset:

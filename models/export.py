@@ -56,6 +56,7 @@ def export(run: Path, name: str, summary: str) -> None:
         write_json(folder / RECORD, sealed(about))
         card = (folder / "README.md").read_text(encoding="utf-8")
         card = card.replace("hub:NAME", f"models:{name}").replace("  # or this folder", "")
+        card = card.replace('"NAME"', '"path/to/this/folder"')
         head, loading, rest = card.partition("## Load it")
         (folder / "README.md").write_text(f"{head}{summary}\n\n{loading}{rest}", encoding="utf-8")
     print(f"{name}: {summary}")

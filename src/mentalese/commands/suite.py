@@ -21,7 +21,7 @@ class Options:
     """Trains every method of some tasks, tuned alike, and says how much of the gap to the optimum each one closes.
 
     Attributes:
-        tasks: the tasks; if none is named, all that do not read textbooks.
+        tasks: the tasks; if none is named, all but `phrases` and tasks of textbooks.
         methods: compare only these methods of the tasks, by name or pattern (coconut, 'gpt2*'), with their twins and
             controls.
         trials: learning rates tried with every method; 1: its own, untuned.

@@ -14,7 +14,7 @@ from mentalese.families.baselines.recipes import openstax as gpt2_openstax
 from mentalese.recipe import Clock, DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 RELEASED_HEAD = {"sentence_head": "normalized"}
-"""The release's vectors of length 1, which all published results have; recipes of the tables have the paper's head."""
+"""The release's vectors of length 1, which most published results have; recipes of the tables have the paper's head."""
 
 
 def dropout_phases(

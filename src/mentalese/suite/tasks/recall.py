@@ -79,7 +79,7 @@ class Recall(DrawnTask):
     def answer(self, document: Document) -> int:
         """Return the place of the word that is scored, the first word of a document being 0.
 
-        With a tokenizer for which every word is one token (`bpe:1024` or more), this is the place of a token.
+        With a tokenizer for which every word is one token (`bpe:512` or more), this is the place of a token.
         """
         return WORDS * next(i for i, text in enumerate(document.segments or ()) if " ? " in text) + _VALUE
 
