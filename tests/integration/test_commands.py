@@ -278,6 +278,9 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
         recipe = dataclasses.replace(recipe, evaluation=dataclasses.replace(recipe.evaluation, max_documents=2))
         return dataclasses.replace(shown, task=dataclasses.replace(shown.task, spec=spec), recipe=recipe)
 
+    def pretrained(out: Path) -> None:
+        assert out.is_dir(), "its page is written there"
+
     def run_jobs(jobs: list[Job], *, count: int) -> list[Any]:
         trained.extend(job.recipe.name for job in jobs if not (job.folder / "result.json").is_file())
         return jobs_of_this_process(jobs)
@@ -286,6 +289,7 @@ def test_the_demo_ends_in_a_page_of_what_each_model_thinks(
     monkeypatch.setattr("mentalese.suite.demo.TRIED", 4)
     monkeypatch.setattr("mentalese.suite.demo.DEMO", {name: short(shown) for name, shown in DEMO.items()})
     monkeypatch.setattr("mentalese.suite.demo.run_jobs", run_jobs)
+    monkeypatch.setattr("mentalese.suite.demo._pretrained", pretrained)
     assert mentalese("demo") == 0
     shown = capsys.readouterr().out
     found = json.loads(Path("runs/demo/demo.json").read_text())["models"]

@@ -54,8 +54,8 @@ def run_demo(out: Path, *, jobs: int = 1) -> Entry:
         InputError: `out` contains other runs or another `index.html`, or cannot be written.
     """
     check_page(out / "index.html", "demo.json")
-    pretrained = _pretrained(out)
     results = run_jobs([Job(part.recipe, out / name) for name, part in DEMO.items()], count=jobs)
+    pretrained = _pretrained(out)  # writes a page into the folder that trainings make
     rows = []
     torch.set_num_threads(1)  # as in training: scores are the same on every number of cores
     for (name, part), result in zip(DEMO.items(), results):
