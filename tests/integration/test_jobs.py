@@ -95,6 +95,13 @@ def test_the_time_left_does_not_count_what_an_earlier_call_did(
     assert (bar.start, bar.total) == (1.0, 2)
 
 
+def test_a_validation_does_not_hide_how_far_a_run_is(tmp_path: Path, corpus: Path) -> None:
+    job = Job(dataclasses.replace(recipe(corpus), train=TrainConfig(epochs=4)), tmp_path)
+    lines = {"step": 5, "epoch": 1}, {"step": 5, "validation": {"nll": 2.0}}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert jobs_module._share(job) == 0.25
+
+
 def test_a_job_that_follows_waits_for_no_other(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`long` lasts until the one that follows `short` is done."""
     short, following, long = jobs(corpus, tmp_path, 3)

@@ -205,8 +205,9 @@ def _share(job: Job) -> float:
         return 1.0
     train = job.recipe.train
     try:
-        last = json.loads((job.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
-    except (OSError, IndexError, ValueError):  # nothing logged yet, or half a line
+        records = map(json.loads, reversed((job.folder / "metrics.jsonl").read_bytes().splitlines()))
+        last = next(record for record in records if "validation" not in record)  # a validation has no epoch
+    except (OSError, StopIteration, ValueError):  # nothing logged yet, or half a line
         return 0.0
     lengths = (("step", train.steps), ("tokens", train.tokens), ("epoch", train.epochs))
     return next((min(1.0, last.get(name, 0) / length) for name, length in lengths if length), 0.0)
