@@ -13,7 +13,7 @@ import tyro
 
 from mentalese import Recipe, cli, get_recipe, open_recipe, override, recipes
 from mentalese.commands.generate import _lines as prompts_of
-from mentalese.data.layouts import Packed
+from mentalese.data.layouts import Packed, PerDocument
 from mentalese.models.generate_options import GenerateOptions
 
 
@@ -94,6 +94,17 @@ def test_one_length_replaces_the_recipes(trained: list[tuple[Recipe, Path, bool]
     assert cli.main(["train", "gpt2/tiny", "--train.steps", "10"]) == 0
     length = trained[0][0].train
     assert (length.steps, length.epochs, length.tokens) == (10, None, None)
+
+
+@pytest.mark.parametrize("start", ["--", ""])
+def test_a_given_value_stays_where_another_would_reset_it(start: str, trained: list[tuple[Recipe, Path, bool]]) -> None:
+    before = get_recipe("gpt2/table2-12m")
+    rows, tokens, epochs = before.layout.batch_size, before.data.train_tokens, before.train.epochs
+    words = "data.source=file:a.txt layout.kind=per_document "
+    words += f"{start}data.train_tokens={tokens} {start}layout.batch-size={rows}"
+    assert cli.main(["train", before.name, *words.split()]) == 0
+    assert (trained[0][0].data.train_tokens, trained[0][0].layout) == (tokens, PerDocument(batch_size=rows))
+    assert cli.main(["train", before.name, f"{start}train.epochs={epochs:g}", f"{start}train.steps=9"]) == 2
 
 
 @pytest.mark.parametrize("name", ["--model.hidden-size", "--model.n-embd"])

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -109,7 +109,8 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
         parts[name] = dataclasses.make_dataclass(name, fields, kw_only=True)
     more = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
     command_options, parsed = _read(options, more, words, command)
-    changes = {name: _changes(part(), getattr(parsed, name)) for name, part in parts.items()}
+    given = {_flag(word.partition("=")[0]) for word in words}
+    changes = {name: _changes(part(), getattr(parsed, name), given) for name, part in parts.items()}
     for setting in command_options.settings:
         add_setting(changes, recipe, setting)
     return change(recipe, {name: part for name, part in changes.items() if part}), command_options
@@ -135,9 +136,15 @@ def _model_options(model: Mapping[str, Any], place: str) -> Any:
 
 def _option(place: str, name: str, hint: Any, value: Any, doc: str | None, other: str | None = None) -> _Field:
     path, hint = f"{place}.{name}", hint | None if value is None else hint
-    aliases = [_SHORT[path]] if path in _SHORT else [f"--{place}.{other}".replace("_", "-")] if other else None
-    default = tuple(value) if isinstance(value, list) else value
-    return name, Annotated[hint, arg(help=doc or None, aliases=aliases)], dataclasses.field(default=default)
+    aliases = [_SHORT[path]] if path in _SHORT else [_flag(f"--{place}.{other}")] if other else []
+    flags = {_flag(f"--{path}"), _flag(f"--{place}.no-{name}"), *aliases}
+    default = dataclasses.field(default=tuple(value) if isinstance(value, list) else value, metadata={"flags": flags})
+    return name, Annotated[hint, arg(help=doc or None, aliases=aliases or None)], default
+
+
+def _flag(words: str) -> str:
+    """Return an option as it is listed; it is read with underscores too."""
+    return words.replace("_", "-")
 
 
 def _is_simple(hint: Any) -> bool:
@@ -151,14 +158,17 @@ def _is_simple(hint: Any) -> bool:
     return True
 
 
-def _changes(before: Any, after: Any) -> dict[str, Any]:
-    """Return the fields that differ; fields of a model inside the model are a nested dict."""
+def _changes(before: Any, after: Any, given: Set[str]) -> dict[str, Any]:
+    """Return the fields that differ or were given; fields of a model inside the model are a nested dict.
+
+    A value that equals the recipe's counts: it stays where another option resets it, as another source does.
+    """
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(after):
         old, new = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(new):
-            if inner := _changes(old, new):
+            if inner := _changes(old, new, given):
                 changes[field.name] = inner
-        elif old != new:
+        elif old != new or given & field.metadata["flags"]:
             changes[field.name] = new
     return changes
