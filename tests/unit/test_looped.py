@@ -204,11 +204,11 @@ class Slots:
 
         return keep
 
-    def fill(self, token: int, last: int) -> None:
-        """Write what a token was at its last turn into the slots that it has not reached."""
-        for slot in self.kept:
-            if len(slot) == token:
-                slot.append(self.kept[last][token])
+    def fill(self, token: int, last: int, turns: int) -> None:
+        """Write what a token was at its last turn into the slots of the turns that it skips."""
+        count = len(self.kept)
+        for turn in range(last + 1, turns):
+            self.kept[turn % count][token:] = [self.kept[last % count][token]]
 
 
 def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
@@ -233,7 +233,7 @@ def token_by_token(model: Looped, ids: torch.Tensor) -> torch.Tensor:
             if small:
                 break
         for slots in often:
-            slots.fill(i, turn % count)
+            slots.fill(i, turn, config.turns)
         last = plain.run(coda, state, position, [slots.at(0, i) for slots in once[len(model.layers) - len(coda) :]])
         hidden.append(model.norm(last)[0, 0])
     return torch.stack(hidden)
@@ -250,6 +250,23 @@ def test_a_token_stops_at_the_same_turn_in_any_batch(fields: dict[str, Any]) -> 
     for found, begin, one in zip(range(2), (0, 3), alone):
         assert torch.equal(batch.taken[found, begin:], one.taken[0])
         torch.testing.assert_close(batch.hidden[found, begin:], one.hidden[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("cache_turns", [1, 2, 3, None])
+@pytest.mark.parametrize("rule", [{"exit_distance": 0.4}, GATED | {"exit_probability": 0.9}])
+def test_a_token_leaves_the_same_keys_in_any_batch(rule: dict[str, Any], cache_turns: int | None) -> None:
+    """Also where its turns wrap around the slots, and only the tokens beside it go on."""
+    model = made(turns=6, cache_turns=cache_turns, **rule)
+
+    def read(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = model.new_cache()
+        parts = [model.encode(column, cache=cache) for column in rows.split([4, 1, 1, 2], dim=1)]
+        return torch.cat([part.hidden for part in parts], 1), torch.cat([part.taken for part in parts], 1)
+
+    with torch.no_grad():
+        (hidden, taken), *alone = (read(rows) for rows in (ROWS, *ROWS.split(1)))
+    assert (taken[0] != taken[1]).any(), "the test shows nothing if both rows stop together"
+    torch.testing.assert_close(hidden, torch.cat([one for one, _ in alone]), atol=1e-6, rtol=1e-6)
 
 
 def test_nothing_removed_from_turn_to_turn_is_one_turn() -> None:

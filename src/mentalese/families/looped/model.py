@@ -93,16 +93,26 @@ class LoopedCache(ThoughtCache):
 
     def of(self, layer: int) -> DynamicLayer | StoppedKeys:
         """Return the keys and values of a layer from earlier calls, to which this turn appends."""
-        cache, stopped = self._held(layer, self.turn), self.stopped if layer in self.block else None
+        stopped = self.stopped if layer in self.block else None
         latest = None if stopped is None else self._of_call(layer, self.turn - 1, stopped.shape[2])
-        if cache.get_seq_length() > self.seen_tokens and not isinstance(cache, FixedKeys):  # an earlier turn's
-            cache.keys, cache.values = cache.keys[:, :, : self.seen_tokens], cache.values[:, :, : self.seen_tokens]
+        cache = self._emptied(layer, self.turn)
         return cache if stopped is None or latest is None else StoppedKeys(cache, stopped, latest)
 
     def fill(self, length: int) -> None:
-        """Copy this turn's keys and values of a call to the slots of turns that all its tokens skip."""
-        for turn, layer in itertools.product(range(self.turn + 1, self.slots), self.block):
-            self._held(layer, turn).update(*self._of_call(layer, self.turn, length))
+        """Copy this turn's keys and values of a call to the slots of turns that all its tokens skip.
+
+        Slots that an earlier turn wrote are among them, as for a token that stops while others of its batch go on.
+        """
+        skipped = range(self.turn + 1, min(self.turns, self.turn + self.slots))
+        for turn, layer in itertools.product(skipped, self.block):
+            self._emptied(layer, turn).update(*self._of_call(layer, self.turn, length))
+
+    def _emptied(self, layer: int, turn: int) -> Any:
+        """Return what `_held` does, without keys and values of this call, which an earlier turn has written."""
+        cache = self._held(layer, turn)
+        if cache.get_seq_length() > self.seen_tokens and not isinstance(cache, FixedKeys):
+            cache.keys, cache.values = cache.keys[:, :, : self.seen_tokens], cache.values[:, :, : self.seen_tokens]
+        return cache
 
     def _held(self, layer: int, turn: int) -> Any:
         """Return the `DynamicLayer` or `FixedKeys` of a layer at a turn."""
