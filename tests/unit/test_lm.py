@@ -262,6 +262,10 @@ def test_generation_goes_on_until_the_first_stop(lm: MentaleseLM) -> None:
     cut = lm.unfinished
     assert lm.generate_until([request(context, options) for context in contexts]) == free
     assert lm.unfinished == cut + 2
+    for limit, stop in (("max_new_tokens", ""), ("max_tokens", None)):  # lm-eval's other names, and no stop at all
+        [text] = lm.generate_until([request(contexts[0], chosen | {limit: 5, "until": stop})])
+        assert text == free[0][:5]
+    cut = lm.unfinished - 2
     stops = [free[0][5:], free[0][2:4]]
     stopped = lm.generate_until([request(contexts[0], options | {"until": stops}), request(contexts[1], options)])
     assert stopped == [free[0].partition(stops[1])[0].partition(stops[0])[0], free[1]]

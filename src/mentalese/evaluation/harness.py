@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from lm_eval.api import task as lm_eval_task
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
@@ -123,14 +124,14 @@ class MentaleseLM(LM):
         texts, last_tokens = [], {*stop_tokens(self.model, self.special_ids)}
         for settings, group in groupby(requests, key=lambda request: request.args[1]):
             contexts = [request.args[0] for request in group]
-            options = {"max_gen_toks": 256, "until": [], "do_sample": False} | settings
-            new, until = options.pop("max_gen_toks"), options.pop("until")
+            options: dict[str, Any] = dict(normalize_gen_kwargs(settings))
+            new, stops = options.pop("max_gen_toks"), options.pop("until")
             if not options["do_sample"]:  # lm-eval means this by a temperature of 0, which transformers warns of
                 options.pop("temperature", None)
             options |= {"max_new_tokens": new, "batch_size": self.batch_size}
             for _, ids, start in continuations(self.saved, contexts, cut=True, **options):
                 text = whole = decode_after(ids, start, self.tokenizer)
-                for stop in [until] if isinstance(until, str) else until:
+                for stop in filter(None, stops):
                     text = text.partition(stop)[0]
                 self.unfinished += text == whole and last_tokens.isdisjoint(ids[start:].tolist())
                 texts.append(text)
