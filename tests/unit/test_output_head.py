@@ -73,6 +73,14 @@ def test_a_model_that_reads_later_tokens_is_refused(kind: str) -> None:
         as_model(model)
 
 
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
+def test_a_model_without_a_mask_is_refused(kind: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind))
+    with pytest.raises(InputError, match=r"ForCausalLM reads padding as tokens"):
+        as_model(model)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_old_fields_of_a_decoder_do_not_make_it_an_encoder(kind: str) -> None:
     config = AutoConfig.for_model(kind, is_decoder=False, add_cross_attention=False, intermediate_size=16, **SIZES)

@@ -30,6 +30,7 @@ ONE_PASS = ("exact", "causal")
 """Estimators by which one pass gives the likelihood of each token after only the tokens before it."""
 
 _PIECE = 256  # tokens per chunk of a trace's logits
+_MASKLESS = {"rwkv", "xlstm"}  # decoders of transformers that take an attention mask and do not read it
 
 
 @dataclass
@@ -346,11 +347,13 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
     """Give a causal LM of transformers the interface, in place.
 
     Raises:
-        InputError: its states depend on later tokens, or it has no output embedding.
+        InputError: its states depend on later tokens or on padding, or it has no output embedding.
     """
     if not isinstance(model, LanguageModel):
+        name, model_type = type(model).__name__, model.config.model_type
+        if model_type in _MASKLESS:
+            raise InputError(f"{name} reads padding as tokens, which changes its texts in a batch: use another decoder")
         if reads_later_tokens(model.config):
-            name = type(model).__name__
             raise InputError(f"{name} reads later tokens, so that its scores are not likelihoods: use a decoder")
         output_head_of(model)
         kind: Any = type(model)
