@@ -22,7 +22,14 @@ from mentalese.data.documents import SPLITS
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.sentences import open_splitter
 from mentalese.data.sources import open_source
-from mentalese.data.store import before_preparing, open_store, prepare, report
+from mentalese.data.store import (
+    before_preparing,
+    open_store,
+    prepare,
+    report,
+    source_fingerprint,
+    tokenizer_in_folder,
+)
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
 from mentalese.files import whole_folder
 from mentalese.training.loop import Run
@@ -94,11 +101,17 @@ def test_the_same_inputs_and_settings_are_prepared_once(config: DataConfig) -> N
         assert prepare(dataclasses.replace(config, **change), show=False)[0].folder != first.folder
 
 
-def test_a_prepared_folder_is_a_source(config: DataConfig, prepared: Path) -> None:
+def test_a_prepared_folder_is_a_source(config: DataConfig, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, tokenizer = prepare(DataConfig(source=f"store:{prepared}"), show=False)
     _, original = prepare(config, show=False)
     assert store.folder == prepared
     assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(original) == store.meta["tokenizer_fingerprint"]
+    monkeypatch.setenv("HOME", str(prepared.parent))
+    at_home = DataConfig(source=f"store:~/{prepared.name}")
+    assert prepare(at_home, show=False)[0].folder == prepared
+    assert source_fingerprint(at_home) == source_fingerprint(config)
+    assert tokenizer_in_folder(at_home, Packed()) == tokenizer_fingerprint(original)
+    assert before_preparing(at_home).source == config.source
     with pytest.raises(InputError, match=r"min_sentence_tokens is 3.*was prepared with 9"):
         prepare(DataConfig(source=f"store:{prepared}"), SentenceStreams(), show=False)
     prepare(dataclasses.replace(config, source=f"store:{prepared}"), SentenceStreams(), show=False)

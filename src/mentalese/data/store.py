@@ -110,9 +110,9 @@ def prepare(
         InputError: bad input, found before anything is written; `out` contains something else; the disk is full.
     """
     layout, cap = layout or Packed(), config.max_sentence_tokens
-    if config.source.startswith("store:"):
+    if (folder := _prepared_folder(config)) is not None:
         require(not whole, "split", "all", f"{config.source} has splits of its own, set one of them")
-        store = _open_prepared(config, layout, to_train)
+        store = _open_prepared(folder, config, layout, to_train)
         tokenizer = load_pretrained_tokenizer(str(store.folder / "tokenizer"))
     else:
         fixed, remedy = fixed_length(config.sentences) or 0, f"set at most data.max_sentence_tokens ({cap})"
@@ -146,8 +146,14 @@ def _print_once(remark: str) -> None:
     print(remark, file=sys.stderr)
 
 
-def _open_prepared(config: DataConfig, layout: Layout, to_train: bool) -> TokenStore:
-    store = open_store(config.source.removeprefix("store:"))
+def _prepared_folder(config: DataConfig) -> Path | None:
+    """Return the folder of a prepared source; `None` for other sources."""
+    kind, _, folder = config.source.partition(":")
+    return Path(folder).expanduser() if kind == "store" else None
+
+
+def _open_prepared(folder: Path, config: DataConfig, layout: Layout, to_train: bool) -> TokenStore:
+    store = open_store(folder)
     for name in ("text_column", "detokenizer", "held_out"):
         value, option = getattr(config, name), name.replace("_", "-")
         remedy = f"{config.source} contains tokens; use --{option} with `mentalese data prepare` instead"
@@ -242,15 +248,14 @@ def report(store: TokenStore, *, sentences: bool) -> list[str]:
 
 def source_fingerprint(config: DataConfig) -> str:
     """Return a hash of the text that `config` names, without preparing it."""
-    if config.source.startswith("store:"):
-        return open_store(config.source.removeprefix("store:")).meta["source_fingerprint"]
-    return opened_source(config).fingerprint
+    folder = _prepared_folder(config)
+    return opened_source(config).fingerprint if folder is None else open_store(folder).meta["source_fingerprint"]
 
 
 def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
     """Return the fingerprint of the tokenizer in the folder that `config` names; `None` without such a folder."""
-    stored = config.source.startswith("store:")
-    path = str(Path(config.source.removeprefix("store:")) / "tokenizer") if stored else config.tokenizer
+    folder = _prepared_folder(config)
+    path = config.tokenizer if folder is None else str(folder / "tokenizer")
     if not (packaged(path) or Path(path)).is_dir():  # bpe:SIZE follows from the text
         return None
     return tokenizer_fingerprint(add_markers(load_pretrained_tokenizer(path), latents=layout.questions))
@@ -258,9 +263,9 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
 
 def before_preparing(config: DataConfig) -> DataConfig:
     """Return the config, or for a prepared folder a config with the source and the tokenizer that it was made from."""
-    if not config.source.startswith("store:"):
+    if (folder := _prepared_folder(config)) is None:
         return config
-    meta = open_store(config.source.removeprefix("store:"), verify=False).meta
+    meta = open_store(folder, verify=False).meta
     return replace(config, source=meta["source"], tokenizer=meta["tokenizer"])
 
 
