@@ -30,7 +30,7 @@ from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
 from mentalese.errors import InputError
 from mentalese.files import RECORD, read_json, sealed, sha256, write_json
 from mentalese.models import checkpoints, grow, lora
-from mentalese.models.base import as_model
+from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.checkpoints import load_model
 from mentalese.training.loop import train
 from mentalese.training.plan import Plan
@@ -370,6 +370,15 @@ def test_adapters_without_their_base_open_as_the_whole_model(
     assert opened.tokenizer.get_vocab() == expected.tokenizer.get_vocab()
     assert checkpoints.adapter_folder(whole).is_dir()  # training may go on from it
     assert grow.whole_model(folder) == whole
+
+    def load_slowly(source: Path, adapted: LanguageModel) -> None:
+        lora.load_adapter(source, adapted)
+        shutil.move(tmp_path / "aside", whole)  # by another process, which reads it now
+
+    shutil.move(whole, tmp_path / "aside")
+    (tmp_path / "aside" / "read").touch()
+    monkeypatch.setattr(grow, "load_adapter", load_slowly)
+    assert (grow.whole_model(folder) / "read").exists()
     (folder / lora.WEIGHTS).write_bytes(b"other")
     with pytest.raises(InputError, match="is missing or has changed since it was saved"):
         grow.whole_model(folder)

@@ -68,17 +68,19 @@ def save_model(
     *,
     adapted: LanguageModel | None = None,
     card: str | None = None,
+    replace: bool = True,
     **about: Any,
 ) -> None:
     """Write a checkpoint that `from_pretrained` opens, a tokenizer that reads as the model, and `mentalese.json`.
 
     Args:
         folder: replaced as a whole if it exists; if it cannot be written, its previous content stays.
+        replace: `False`: a folder that exists by the end stays, and the new one goes.
         adapted: the model with the adapters that are merged into `model`; the adapters are also saved separately.
         card: the content of `README.md`.
         about: JSON-ready facts about the weights (the recipe, the step).
     """
-    with whole_folder(folder, replace=True) as temporary, quiet_transformers():
+    with whole_folder(folder, replace=replace) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
         reading_tokenizer(tokenizer, model, about).save_pretrained(temporary)
         if adapted is not None:

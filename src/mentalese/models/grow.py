@@ -93,7 +93,7 @@ def whole_model(folder: Path) -> Path:
         load_adapter(folder, model)
         merged = model_to_save(model.config, merged_weights(model))
         facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint")}
-        save_model(out, merged, tokenizer, adapted=model, **facts)
+        save_model(out, merged, tokenizer, adapted=model, replace=False, **facts)  # another process may read its own
     return out
 
 

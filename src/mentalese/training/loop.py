@@ -31,7 +31,7 @@ from mentalese.data.store import TokenStore, prepare, report
 from mentalese.errors import require
 from mentalese.evaluation.answers import SplitResult
 from mentalese.evaluation.metric import ACCURACY, METRICS
-from mentalese.files import read_json, remove_remains, sealed, write_json, write_text
+from mentalese.files import JsonObject, read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
 from mentalese.models.checkpoints import model_to_save, save_model, saved_about
 from mentalese.models.lora import merged_weights
@@ -439,7 +439,7 @@ class Run:
                 model = model_to_save(model.config, weights)
             layout = self.plan.layout_after(self.state.step)
             recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
-            about = {"recipe": recipe.to_dict(), "step": self.state.step}
+            about: JsonObject = {"recipe": recipe.to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure.to_dict())
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
