@@ -610,6 +610,8 @@ def test_records_that_are_too_long_or_have_no_answer_are_refused() -> None:
         InputError, match=r"layout.sequence_length is 9: 10 of 40 questions are longer; set at least 16"
     ):
         make_plan(long, kind="qa", sequence_length=9)
+    with pytest.raises(InputError, match="set at least 16, for the latents of all phases"):  # what prepare did not see
+        make_plan(long, kind="qa", sequence_length=9, too_long="skip")
     with pytest.raises(InputError, match=r"1 of 2 documents lack a question or an answer"):
         make_plan(make_split([3, 3], [3]), kind="qa", batch_size=1)
 

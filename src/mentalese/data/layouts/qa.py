@@ -137,7 +137,8 @@ class QuestionAnswer(QuestionRows):
         """Return the documents at `stage`, one row each; the generator draws the random choices of training."""
         rows = self._rows(split, generator)
         longer, longest = int((rows.lengths > self.sequence_length).sum()), int(rows.lengths.max(initial=0))
-        remedy = f"{longer} of {len(rows)} questions are longer; set at least {longest}, or layout.too_long=skip"
+        remedy = f"{longer} of {len(rows)} questions are longer; set at least {longest}"
+        remedy += ", or layout.too_long=skip" if self.too_long == "error" else ", for the latents of all phases"
         require(longer == 0, "layout.sequence_length", self.sequence_length, remedy)
         return rows
 
