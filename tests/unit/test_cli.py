@@ -70,9 +70,10 @@ def test_settings_and_options_say_the_same(trained: list[tuple[Recipe, Path, boo
         "optimizer.learning_rate=1e-4 train.steps=10 model.hidden_size=128 --seed 3",
         "optimizer.learning-rate=1e-4 train.steps=10 model.n_embd=128 --train.seed 3",
         "--optimizer.learning-rate 1e-4 --train.steps=10 --model.n_embd 128 train.seed=3",
+        "train.steps=10 --seed 3 model.n_embd=128 --optimizer.learning-rate=1e-4",
     ):
         assert cli.main(["train", "gpt2/tiny", *arguments.split()]) == 0
-    assert trained[0] == trained[1] == trained[2]
+    assert trained[0] == trained[1] == trained[2] == trained[3]
     assert trained[0][0].model["n_embd"] == 128
 
 

@@ -100,6 +100,19 @@ def names_before_options(words: Sequence[str]) -> list[str]:
     return [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
 
 
+def _settings_together(words: Sequence[str]) -> list[str]:
+    """Return the words with settings before the first option; tyro reads words that are not options in one place.
+
+    A setting directly after an option stays, since it may be its value.
+    """
+    settings, others = list[str](), list[str]()
+    for before, word in zip(["", *words], words):
+        may_be_value = before.startswith("--") and "=" not in before
+        (settings if is_setting(word) and not may_be_value else others).append(word)
+    first = len([*takewhile(lambda word: not word.startswith("-"), others)])
+    return [*others[:first], *settings, *others[first:]]
+
+
 def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
     """Return the recipe changed by options and settings, and the command's options; raise as `read_options` does."""
     parts = {"model": _model_options(recipe.model, "model")}
@@ -108,7 +121,7 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
         fields = [_option(name, field, hint, getattr(section, field), docs.get(field)) for field, hint in hints.items()]
         parts[name] = dataclasses.make_dataclass(name, fields, kw_only=True)
     more = [(name, part, dataclasses.field(default_factory=part)) for name, part in parts.items()]
-    command_options, parsed = _read(options, more, words, command)
+    command_options, parsed = _read(options, more, _settings_together(words), command)
     given = {_flag(word.partition("=")[0]) for word in words}
     changes = {name: _changes(part(), getattr(parsed, name), given) for name, part in parts.items()}
     for setting in command_options.settings:
