@@ -71,9 +71,10 @@ def test_settings_and_options_say_the_same(trained: list[tuple[Recipe, Path, boo
         "optimizer.learning-rate=1e-4 train.steps=10 model.n_embd=128 --train.seed 3",
         "--optimizer.learning-rate 1e-4 --train.steps=10 --model.n_embd 128 train.seed=3",
         "train.steps=10 --seed 3 model.n_embd=128 --optimizer.learning-rate=1e-4",
+        "optimizer.learning_rate=1e-4 train.steps=10 train.seed=3 --train.no-compile model.n_embd=128",
     ):
         assert cli.main(["train", "gpt2/tiny", *arguments.split()]) == 0
-    assert trained[0] == trained[1] == trained[2] == trained[3]
+    assert all(one == trained[0] for one in trained)
     assert trained[0][0].model["n_embd"] == 128
 
 
@@ -162,6 +163,23 @@ def test_compare_reads_files_and_settings(
     assert cli.main(["compare", "gpt2/tiny", str(path), "train.steps=5"]) == 0
     [(found, _, _)] = compared
     assert [(r.name, r.train.steps) for r in found] == [("gpt2/tiny", 5), ("mine", 5)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "gpt2/tiny gpt2-gist/tiny --ablate train.steps=5 --tune optimizer.warmup=0.1,0.2 model.n_layer=2,3",
+        "--ablate --seeds 1 gpt2/tiny gpt2-gist/tiny train.steps=5 --tune optimizer.warmup=0.1,0.2 model.n_layer=2,3",
+    ],
+)
+def test_settings_are_told_from_values_to_tune(
+    words: str, compared: list[tuple[list[Recipe], Path, dict[str, Any]]]
+) -> None:
+    assert cli.main(["compare", *words.split()]) == 0
+    [(found, _, options)] = compared
+    assert [(recipe.name, recipe.train.steps) for recipe in found] == [("gpt2/tiny", 5), ("gpt2-gist/tiny", 5)]
+    assert options["tuned_fields"] == {"optimizer.warmup": ("0.1", "0.2"), "model.n_layer": ("2", "3")}
+    assert options["ablate"]
 
 
 def test_bench_prints_nothing_but_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,8 @@ class Options:
 
 
 def run_words(words: list[str]) -> None:
-    patterns = names_before_options(words) or [*read_options(Options, words, "compare").recipes]
+    patterns = names_before_options(words)
+    patterns = patterns or [word for word in read_options(Options, words, "compare").recipes if not is_setting(word)]
     named: list[Recipe] = []
     for pattern in patterns:
         named += [open_recipe(pattern)] if Path(pattern).suffix in SUFFIXES else match_recipes(pattern)

@@ -101,16 +101,13 @@ def names_before_options(words: Sequence[str]) -> list[str]:
 
 
 def _settings_together(words: Sequence[str]) -> list[str]:
-    """Return the words with settings before the first option; tyro reads words that are not options in one place.
-
-    A setting directly after an option stays, since it may be its value.
-    """
-    settings, others = list[str](), list[str]()
-    for before, word in zip(["", *words], words):
-        may_be_value = before.startswith("--") and "=" not in before
-        (settings if is_setting(word) and not may_be_value else others).append(word)
+    """Return the words with settings after the names that come first: tyro reads all but options in one place."""
+    settings, others, option = list[str](), list[str](), ""
+    for word in words:
+        option = word if word.startswith("-") else option
+        (settings if is_setting(word) and option != "--tune" else others).append(word)  # its values look like settings
     first = len([*takewhile(lambda word: not word.startswith("-"), others)])
-    return [*others[:first], *settings, *others[first:]]
+    return [*others[:first], *settings, *others[first:]] if first else [*words]
 
 
 def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
