@@ -269,6 +269,15 @@ def test_a_token_leaves_the_same_keys_in_any_batch(rule: dict[str, Any], cache_t
     torch.testing.assert_close(hidden, torch.cat([one for one, _ in alone]), atol=1e-6, rtol=1e-6)
 
 
+def test_a_trace_has_all_turns_where_all_tokens_stop_early() -> None:
+    """Windows of a long text are joined, and have to have the same scores."""
+    model = made(turns=6, exit_distance=2.0)
+    traced, encoded = model.encode(ROWS, trace=True), model.encode(ROWS)
+    assert len(traced.states) == len(traced.moved) == 6 > int(encoded.taken.max())
+    assert torch.equal(traced.taken, encoded.taken)
+    torch.testing.assert_close(traced.hidden, encoded.hidden)
+
+
 def test_nothing_removed_from_turn_to_turn_is_one_turn() -> None:
     """The control costs what all turns do, and predicts what the first of them would."""
     once, control = made(turns=1), made(turns=4, thought_control="removed")

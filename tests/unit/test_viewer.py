@@ -175,6 +175,18 @@ def test_an_answer_is_marked_by_the_rule_of_the_models_questions(runs: dict[str,
         assert answer["right"] is right
 
 
+def test_a_models_free_message_is_its_answer(runs: dict[str, Path]) -> None:
+    ids, scores, message = (
+        torch.zeros(2, dtype=torch.long),
+        {"surprisal": torch.zeros(2)},
+        "## Step 1: pay 1,200 in C#.",
+    )
+    found = ThoughtTrace(
+        input_ids=ids, scores=scores, tokens=["q", message], special=[False, False], written=1, model="gpt2"
+    )
+    assert payload([found], models=[load(runs["gpt2"])])["traces"][0]["answer"]["answer"] == message
+
+
 def test_the_last_sentence_of_a_text_is_a_thought_too(runs: dict[str, Path]) -> None:
     found = load(runs["thought_gestalt"]).think("He was old. She had a son.")
     assert found.thoughts[-1].end == len(found.input_ids)

@@ -100,7 +100,8 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         pairs = zip(trace.tokens[written:], trace.special[written:])
         text = "".join(token for token, special in pairs if not special).strip()
         right = None if expected is None else final_answer(f"### {expected}")
-        final, is_right = final_answer(text), None
+        marked = model is None or model.layout.questions  # a chat model's message is its answer
+        final, is_right = final_answer(text) if marked else text, None
         if right is not None:
             final = final if model is None else answer_in(text, right, model)
             rule = AnswerRule.of("", [right]) if model is None else rule_of(model, [right])

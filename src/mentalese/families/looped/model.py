@@ -309,7 +309,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
                     survival = survival * torch.sigmoid(-self.exit_gate(new)[..., 0].float())
                     running = running & (survival > 1 - config.exit_probability)
                 keys.stopped = ~running[:, None, :, None]
-                if not bool(running.any()):
+                if not trace and not bool(running.any()):  # a trace has all turns: windows of a text are joined
                     keys.fill(input_ids.shape[1])
                     break
         if keys is not None:
