@@ -179,6 +179,11 @@ class Phase:
     reset_optimizer: bool = False
 
 
+def _number(text: str) -> float:
+    """Return a number of JSON, a whole one as an integer: the command line has 2.0 where a recipe has 2."""
+    return int(number) if (number := float(text)).is_integer() else number
+
+
 @checked_dataclass("recipe")
 class Recipe:
     """Everything that a run needs, as data.
@@ -253,4 +258,4 @@ class Recipe:
             del fields[name]
         for name in ("log_every", "checkpoint_every", "keep_checkpoints", "trackers", "device"):
             del fields["train"][name]
-        return checksum(fields)[:16]
+        return checksum(json.loads(json.dumps(fields), parse_float=_number))[:16]

@@ -152,6 +152,12 @@ def test_fingerprint_follows_the_result_not_the_logging() -> None:
     assert watched.fingerprint() == recipe.fingerprint() != other.fingerprint()
 
 
+def test_fingerprint_does_not_depend_on_how_a_number_is_written() -> None:
+    recipe = get_recipe("gpt2/tiny")
+    one, other = (recipe.replace(optimizer={"warmup": steps}).fingerprint() for steps in (2, 2.0))
+    assert one == other != recipe.fingerprint()
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
