@@ -292,6 +292,14 @@ def test_a_folder_without_train_has_its_other_splits(tmp_path: Path) -> None:
         prepare(DataConfig(source=f"file:{tmp_path}", tokenizer="bpe:300"), show=False)
 
 
+@pytest.mark.parametrize("names", [("ptb.train", "ptb.valid", "ptb.test"), ("Train", "VALID", "Test")])
+def test_names_of_splits_are_known_by_points_and_in_any_case(names: tuple[str, ...], tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.txt" for name in names]
+    for file in files:
+        file.write_text(LONG)
+    assert find_files(tmp_path, (".txt",)) == ({s: [f] for s, f in zip(("train", "validation", "test"), files)}, True)
+
+
 def test_names_of_splits_may_follow_one_prefix(tmp_path: Path) -> None:
     def found() -> dict[str, list[str]]:
         return {split: [path.name for path in paths] for split, paths in find_files(tmp_path, (".jsonl",))[0].items()}

@@ -33,7 +33,7 @@ ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", *_TABLE_
 
 SPLIT_ALIASES = {"valid": "validation", "val": "validation", "dev": "validation"}
 _SPLITS = {name: name for name in ("train", "validation", "test")} | SPLIT_ALIASES
-_SPLIT_FILE = re.compile(rf"(?:(?P<prefix>.*?)[-_])??(?P<split>{'|'.join(_SPLITS)})(?:[-_.].*)?")
+_SPLIT_FILE = re.compile(rf"(?:(?P<prefix>.*?)[-_.])??(?P<split>{'|'.join(_SPLITS)})(?:[-_.].*)?", re.IGNORECASE)
 ENCODING = "utf-8-sig"
 """UTF-8; the mark that some editors write before a text does not belong to it."""
 _ABOUT = ("README", "LICENSE", "dataset_info")
@@ -52,7 +52,7 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> tuple[Files, bool]:
     """Find the files of each split in a folder and its sub-folders, except hidden files.
 
     A name begins with the name of its split (`train-00000.parquet`). Only in a folder without such names it may follow
-    one prefix (`prosqa_valid.json.gz`), the same for all. A folder without any may have sub-folders called like splits.
+    one prefix (`prosqa_valid.json.gz`, `ptb.test.txt`), the same for all; case does not count. A folder without any may have sub-folders called like splits.
     If all files are in one sub-folder, it takes the folder's place.
 
     Args:
@@ -101,14 +101,14 @@ def _by_split(folder: Path, files: list[Path]) -> Files:
     """Group files by their names or sub-folders."""
     while len(names := {file.relative_to(folder).parts[0] for file in files}) == 1:
         [only] = names
-        if only in _SPLITS or not (folder / only).is_dir():
+        if only.lower() in _SPLITS or not (folder / only).is_dir():
             break
         folder /= only
     if by_name := _by_name(folder, files):
         return by_name
     by_folder: Files = {}
     for file in files:
-        if split := _SPLITS.get(file.relative_to(folder).parts[0]):
+        if split := _SPLITS.get(file.relative_to(folder).parts[0].lower()):
             by_folder.setdefault(split, []).append(file)
     return by_folder
 
@@ -119,7 +119,7 @@ def _by_name(folder: Path, files: list[Path]) -> Files:
     others: list[str] = []
     for file in files:
         if file.parent == folder and (match := _SPLIT_FILE.fullmatch(file.name)):
-            by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"]], []).append(file)
+            by_prefix.setdefault(match["prefix"] or "", {}).setdefault(_SPLITS[match["split"].lower()], []).append(file)
         elif file.parent == folder and not file.name.startswith(_ABOUT):
             others.append(file.name)
     chosen = by_prefix.get("") or next(iter(by_prefix.values()), {})
