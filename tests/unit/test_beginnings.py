@@ -13,6 +13,7 @@ import pytest
 import torch
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -22,6 +23,7 @@ from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, Question
 from mentalese.data.store import open_store, prepare
 from mentalese.data.tokenizers import (
     add_markers,
+    base_chat_template,
     beginning,
     decode,
     load_pretrained_tokenizer,
@@ -146,6 +148,31 @@ def base(kind: str, tmp_path: Path) -> Path:
     model.generation_config = GenerationConfig(eos_token_id=ENDS[kind])
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+def test_the_default_of_several_chat_templates_holds(base: Path) -> None:
+    one = mentalese.load(base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = {"tool_use": "no", "default": tokenizer.chat_template}
+    tokenizer.save_pretrained(base)
+    several = mentalese.load(base)
+    assert isinstance(AutoTokenizer.from_pretrained(base).chat_template, dict)
+    assert one.chat
+    assert several.chat
+    assert torch.equal(several.encode("hi")["input_ids"], one.encode("hi")["input_ids"])
+    tokenizer.chat_template = {"tool_use": "no"}
+    with pytest.raises(InputError, match="tokenizer is 'tool_use': its chat templates have no default"):
+        base_chat_template(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["gpt_2"])
+def test_a_model_that_lacks_weights_is_refused(base: Path) -> None:
+    weights = load_file(base / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"lacks 1 weights \(first model\.layers\.1\.mlp\.up_proj\.weight\)"):
+        mentalese.load(base)
 
 
 @pytest.fixture

@@ -154,7 +154,11 @@ def base_chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if "text_layout" in tokenizer.init_kwargs:
         return tokenizer.init_kwargs.get(CHAT)
     template = tokenizer.chat_template
-    if not isinstance(template, str):
+    if isinstance(template, dict):  # of several templates, others are for tools
+        remedy = "its chat templates have no default; remove them, or name one so"
+        require("default" in template, "the tokenizer", ", ".join(template), remedy)
+        template = template["default"]
+    if template is None:
         return None
     # transformers passes no function to a template, but what the template defines replaces transformers' clock.
     return template if "strftime_now" not in template or _FIXED_CLOCK in template else f"{_FIXED_CLOCK}{template}"

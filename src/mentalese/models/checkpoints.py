@@ -143,11 +143,13 @@ def adapter_folder(path: str | Path) -> Path:
 
 def check_model(path: str | Path) -> None:
     """Raise `InputError` if a folder contains no model; models at the hub are not checked."""
-    if str(path).startswith("hub:") or (model_folder(path) / "config.json").is_file():
+    config = model_folder(path) / "config.json"
+    is_run = config.is_file() and "recipe" in read_json(config)
+    if str(path).startswith("hub:") or (config.is_file() and not is_run):
         return
     problem = f"{path} contains no model (no config.json): use the folder of a run or a model, models:NAME or hub:NAME"
-    if is_checkpoint(path):
-        problem = f"{path} is in a run that has no model/ yet: wait for its first validation"
+    if is_checkpoint(path) or is_run:
+        problem = f"{path} is of a run that has no model/ yet: wait for its first validation"
     raise InputError(problem)
 
 
@@ -224,8 +226,10 @@ def load_model(
                     source, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
                 )
                 model, loaded = opened
-                if other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]]) if fields else []:
+                if fields and (other := sorted([*loaded["missing_keys"], *loaded["unexpected_keys"]])):
                     raise InputError(f"config {fields} does not fit the weights ({other[0]}): set other fields")
+                if missing := sorted(loaded["missing_keys"]):  # transformers draws them at random
+                    raise InputError(f"{name} lacks {len(missing)} weights (first {missing[0]}): use a whole model")
     except InputError:
         raise
     except Exception as error:  # other projects' readers raise errors of many types for damaged files
