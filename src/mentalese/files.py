@@ -136,7 +136,10 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 def remove_remains(target: Path) -> None:
     """Remove temporary folders of a process that was killed inside `whole_folder(target)`; no other may be writing."""
-    for remains in (*target.parent.glob(f".{target.name}-*"), target.with_name(f".{target.name}.old")):
+    old = target.with_name(f".{target.name}.old")
+    if old.exists() and not target.exists():  # it was killed before the new folder took the name
+        old.rename(target)
+    for remains in (*target.parent.glob(f".{target.name}-*"), old):
         shutil.rmtree(remains, ignore_errors=True)
 
 

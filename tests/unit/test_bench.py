@@ -89,3 +89,8 @@ def test_memory_that_a_system_does_not_tell_is_left_out(monkeypatch: pytest.Monk
     monkeypatch.setattr(Path, "exists", lambda path: False)
     monkeypatch.setitem(sys.modules, "resource", None)
     assert memory.peak_memory(torch.device("cpu")) is None
+
+
+def test_memory_is_asked_elsewhere_if_the_status_has_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path: "VmSize: 9 kB")
+    assert (memory.peak_memory(torch.device("cpu")) or 0) > 50 * 2**20

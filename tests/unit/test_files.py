@@ -15,10 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mentalese import InputError
-from mentalese.files import check_place, compact_json, temporary_name, whole_file, write_text
+from mentalese.files import check_place, compact_json, remove_remains, temporary_name, whole_file, write_text
 
 DEVICE = Path("/dev/full")
 needs_device = pytest.mark.skipif(not DEVICE.is_char_device(), reason="there is no /dev/full")
+
+
+def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
+    """A process was killed after the old folder had given up its name."""
+    old = tmp_path / ".model.old"
+    for exists in (False, True):
+        old.mkdir()
+        (old / "weights").write_text("older" if exists else "old")
+        (tmp_path / ".model-abc").mkdir()
+        remove_remains(tmp_path / "model")
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        assert (tmp_path / "model" / "weights").read_text() == "old"
 
 
 @needs_device

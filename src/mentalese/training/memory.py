@@ -105,8 +105,9 @@ def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+    lines = status.read_text().splitlines() if status.exists() else []
+    if (peak := next((line.split()[1] for line in lines if line.startswith("VmHWM")), None)) is not None:
+        return 1024 * int(peak)
     try:
         import resource
     except ImportError:
