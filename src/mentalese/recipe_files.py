@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import tomllib
 import types
 import typing
@@ -98,6 +99,9 @@ def _from_yaml(text: str) -> object:
             _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<")
             return node
 
+    # In YAML 1.1, which PyYAML reads, 1e6 is a text.
+    exponent = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+0123456789"))
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -73,12 +73,18 @@ def test_a_model_that_reads_later_tokens_is_refused(kind: str) -> None:
         as_model(model)
 
 
-@pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
-def test_a_model_without_a_mask_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["rwkv", "xlstm", "bart", "marian"])
+def test_a_model_that_reads_padding_is_refused(kind: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind))
-    with pytest.raises(InputError, match=r"ForCausalLM reads padding as tokens"):
+    with pytest.raises(InputError, match=r"ForCausalLM reads padding"):
         as_model(model)
+
+
+def test_a_decoder_without_heads_has_a_cost() -> None:
+    with torch.device("meta"):
+        model = as_model(AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", num_hidden_layers=2)))
+    assert model.forward_flops({"input_ids": torch.ones(1, 8)}) > 16 * model.output_weight().numel()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -90,6 +90,9 @@ def test_a_curriculum_comes_from_a_file(tmp_path: Path) -> None:
     write(path, 'base = "coconut/tiny"\n[[phases]]\nstart = 1\nclock = "epochs"\n[phases.layout]\nstage = 2\n')
     assert open_recipe(path).phases == (Phase(start=1, clock="epochs", layout={"stage": 2}),)
     assert open_recipe(write(tmp_path / "none.yaml", "base: coconut/tiny\nphases: []\n")).phases == ()
+    text = "base: gpt2/tiny\ntrain: {tokens: 1e6}\noptimizer: {warmup: 1e-1}"
+    short = open_recipe(write(tmp_path / "short.yaml", text))
+    assert (short.train.tokens, short.optimizer.warmup) == (1_000_000, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,9 @@ def _experts(block: nn.Module) -> int:
 
 def attention_width(config: PreTrainedConfig) -> int:
     """Return the channels of all heads of all layers; a pair of a query and a key costs twice as many multiply-adds."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return width * config.num_attention_heads * config.num_hidden_layers
+    heads = getattr(config, "num_attention_heads", 0)  # Mamba has no attention
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
+    return width * heads * config.num_hidden_layers
 
 
 # -- the output head ---------------------------------------------------------------------------------------------------

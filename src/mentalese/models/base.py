@@ -30,7 +30,9 @@ ONE_PASS = ("exact", "causal")
 """Estimators by which one pass gives the likelihood of each token after only the tokens before it."""
 
 _PIECE = 256  # tokens per chunk of a trace's logits
-_MASKLESS = {"rwkv", "xlstm"}  # decoders of transformers that take an attention mask and do not read it
+_HALVES = {"bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart", "trocr"}
+_MISREAD_PADDING = {"rwkv", "xlstm"} | _HALVES
+"""Decoders of transformers that read padding as tokens, or count it in positions, as halves of translators do."""
 
 
 @dataclass
@@ -351,8 +353,8 @@ def as_model(model: PreTrainedModel) -> LanguageModel:
     """
     if not isinstance(model, LanguageModel):
         name, model_type = type(model).__name__, model.config.model_type
-        if model_type in _MASKLESS:
-            raise InputError(f"{name} reads padding as tokens, which changes its texts in a batch: use another decoder")
+        if model_type in _MISREAD_PADDING:
+            raise InputError(f"{name} reads padding, which changes its texts in a batch: use another decoder")
         if reads_later_tokens(model.config):
             raise InputError(f"{name} reads later tokens, so that its scores are not likelihoods: use a decoder")
         output_head_of(model)
