@@ -166,6 +166,27 @@ def test_the_default_of_several_chat_templates_holds(base: Path) -> None:
         base_chat_template(tokenizer)
 
 
+@pytest.mark.parametrize("kind", ["llama_2"])
+@pytest.mark.parametrize("turn", ["[INST] {} [/INST]", "user:\n{}\nassistant:\n", "{} ->"])
+@pytest.mark.parametrize("space", ["always", "first", "normalizer"])
+def test_a_message_is_tokenized_as_in_its_chat(turn: str, space: str, base: Path) -> None:
+    """SentencePiece puts a space before a text, and not before each part of a chat."""
+    own = json.loads((base / "tokenizer.json").read_text())
+    own["pre_tokenizer"] |= {"prepend_scheme": space}
+    if space == "normalizer":
+        steps = {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        own |= {"pre_tokenizer": None, "normalizer": {"type": "Sequence", "normalizers": [*steps]}}
+    (base / "tokenizer.json").write_text(json.dumps(own))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    before, after = turn.split("{}")
+    said = "{% for m in messages %}" + before + "{{ m['content'] }}" + after + "{% endfor %}"
+    tokenizer.chat_template = "{{ bos_token }}" + said
+    tokenizer.save_pretrained(base)
+    saved = mentalese.load(base)
+    expected = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], return_dict=False)
+    assert saved.encode(QUESTION)["input_ids"][0].tolist() == expected
+
+
 @pytest.mark.parametrize("kind", ["gpt_2"])
 def test_a_model_that_lacks_weights_is_refused(base: Path) -> None:
     weights = load_file(base / "model.safetensors")

@@ -52,8 +52,8 @@ def find_files(path: Path, *kinds: tuple[str, ...]) -> tuple[Files, bool]:
     """Find the files of each split in a folder and its sub-folders, except hidden files.
 
     A name begins with the name of its split (`train-00000.parquet`). Only in a folder without such names it may follow
-    one prefix (`prosqa_valid.json.gz`, `ptb.test.txt`), the same for all; case does not count. A folder without any may have sub-folders called like splits.
-    If all files are in one sub-folder, it takes the folder's place.
+    one prefix (`prosqa_valid.json.gz`, `ptb.test.txt`), the same for all; case does not count. A folder without any may
+    have sub-folders called like splits. If all files are in one sub-folder, it takes the folder's place.
 
     Args:
         kinds: endings of names; only files of the first kind that occurs are returned.

@@ -119,7 +119,8 @@ class PromptEncoder:
     def message(self, text: str) -> TextRow:
         """Encode a user's message, up to where the assistant begins; only with a chat template."""
         assert self.turn is not None
-        return TextRow.of_markers(*self.turn.before) + self.text(text) + TextRow.of_markers(*self.turn.after)
+        before, after, continues = self.turn
+        return TextRow.of_markers(*before) + self.text(text, continues=continues) + TextRow.of_markers(*after)
 
     def question(self, text: str) -> TextRow:
         """Encode a question on a separate line, after the `known` characters, which are not changed.

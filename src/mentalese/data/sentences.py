@@ -116,13 +116,14 @@ class SentenceEncoder:
     Attributes:
         first, end: tokens before each document in a store, and the one after it; they are not part of its text.
         asked: tokens after a record's question, where it is a message of a user (`user_turn`).
+        continues: see `Turn`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, data: DataConfig, kind: Kind = "text") -> None:
         self.split, _ = open_splitter(data.sentences)
         self.kind, self.minimum = kind, data.min_sentence_tokens
         turn = user_turn(tokenizer) if kind == "records" else None
-        self.first, self.asked = turn or (beginning(tokenizer), list[int]())
+        self.first, self.asked, self.continues = turn or (beginning(tokenizer), list[int](), False)
         self.end = special_token_ids(tokenizer, sentences=False)["eos_token_id"]
         # A document's first sentence includes the tokens that the tokenizer puts before a text.
         self.cap = max(self.minimum, data.max_sentence_tokens - len(self.first))
@@ -144,7 +145,7 @@ class SentenceEncoder:
 
         Segments are encoded in groups, since the tokenizer's output takes far more memory than the tokens.
         """
-        parts = ((part, i > 0) for document in segments for i, part in enumerate(document))
+        parts = ((part, i > 0 or self.continues) for document in segments for i, part in enumerate(document))
         tokens, counts = [np.empty(0, dtype=np.int32)], list[int]()
         for some in in_batches(parts, lambda part: len(part[0])):
             ids = self._ids(some)

@@ -193,6 +193,7 @@ def _open_or_write(
         inputs["around"] = names
     if turn is not None:
         inputs["asked"] = tokenizer.convert_ids_to_tokens(turn.after)
+        inputs |= {"continues": True} if turn.continues else {}
     key = checksum(inputs)
     folder = out or cache_dir() / "stores" / key[:16]
     if not (folder / "meta.json").is_file():

@@ -140,10 +140,14 @@ def encoding_of(tokens: list[str], **columns: object) -> Encoding:
 
 
 class Turn(NamedTuple):
-    """The token ids around a user's message, from the start of a chat to where the assistant begins."""
+    """The token ids around a user's message, from the start of a chat to where the assistant begins.
+
+    `continues`: the message has no space before it of those that SentencePiece puts before a text.
+    """
 
     before: list[int]
     after: list[int]
+    continues: bool
 
 
 def base_chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -183,7 +187,17 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
     before, found, after = text.partition(_MESSAGE)
     require(bool(found), "the tokenizer's chat template", template, f"it does not contain the message {_MESSAGE!r}")
     backend = corpus_encoder(tokenizer, markers=True)
-    return Turn(*(backend.encode(part, add_special_tokens=False).ids for part in (before, after)))
+    later = continuing(backend)
+
+    def encoded(by: Tokenizer, part: str) -> list[int]:
+        return by.encode(part, add_special_tokens=False).ids
+
+    # A space at the end of the first part may be the one that is put before the message.
+    for start, by in ((before.removesuffix(" "), backend), (before, later), (before, backend)):
+        turn = Turn(encoded(backend, start), encoded(later, after), by is not backend)
+        if turn.before + encoded(by, _MESSAGE) + turn.after == encoded(backend, text):
+            return turn
+    return Turn(encoded(backend, before), encoded(later, after), later is not backend)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
