@@ -117,7 +117,14 @@ def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"coconut", "coconut/tiny", "coconut/gates"} <= names("coconut")
     own = names("--family", "coconut")
     assert own == {n for n, r in recipes().items() if n.startswith("coconut/") and not r.paper}
-    assert names("--table", "table 4") == {n for n, r in recipes().items() if "Table 4" in (r.paper or "")}
+    papers = {name: recipe.paper or "" for name, recipe in recipes().items()}
+    assert names("--table", "table 4") == {n for n, paper in papers.items() if re.search(r"Tables? 4\b", paper)}
+    assert names("--table", "Table 2") == {
+        n for n, paper in papers.items() if re.search(r"Table 2\b|Tables 1, 2", paper)
+    }
+    assert names("--table", "figure 4") == {n for n, p in papers.items() if "Figure 4" in p or "Figures 1 and 4" in p}
+    assert names("--table", "table 17") == {n for n, paper in papers.items() if "15 to 18" in paper}
+    assert names("--table", "section 2.1") == {n for n, paper in papers.items() if "Section 2.1" in paper}
     assert names("--all") >= set(recipes())
     both = names("--family", "thought_gestalt", "--table", "table 1")
     assert both == {n for n in names("--table", "table 1") if n.startswith("thought_gestalt/")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -58,7 +59,7 @@ def run(options: Options) -> None:
     }
     selected = recipes() if options.family is None else _of_family(options.family)
     if options.table is not None:
-        selected = {name: r for name, r in selected.items() if options.table.lower() in (r.paper or "").lower()}
+        selected = {name: r for name, r in selected.items() if _is_of(options.table.lower(), (r.paper or "").lower())}
     elif options.family is not None:
         selected = {name: r for name, r in selected.items() if not r.paper}
     elif pattern is None and not (options.all or options.json):
@@ -92,6 +93,21 @@ def run(options: Options) -> None:
         listed["recipes"] = texts
     parts = [_section(title, entries) for title, entries in listed.items() if entries]
     print("\n\n".join([*parts, _COSTS] if costs else parts))
+
+
+def _is_of(asked: str, paper: str) -> bool:
+    """Test if a recipe's place in a paper includes the one that is asked for."""
+    return _places(asked) <= _places(paper) if _places(asked) else asked in paper
+
+
+def _places(text: str) -> set[tuple[str, int]]:
+    """Return the tables and figures that a text in small letters names: `tables 1 to 3, figure 4`."""
+    places = set[tuple[str, int]]()
+    for kind, numbers in re.findall(r"(table|figure)s? (\d+(?:(?:, | and | to )\d+)*)", text):
+        for part in re.split(", | and ", numbers):
+            bounds = [int(number) for number in part.split(" to ")]
+            places |= {(kind, number) for number in range(bounds[0], bounds[-1] + 1)}
+    return places
 
 
 def _of_family(name: str) -> dict[str, Recipe]:
