@@ -206,6 +206,15 @@ def test_learning_curves_are_those_of_the_results(tmp_path: Path, suffix: str) -
     assert first["validation_perplexity"] == [[1000, 400.0]]
 
 
+def test_learning_curves_name_scores_that_are_no_likelihoods(tmp_path: Path) -> None:
+    path = result(tmp_path, "gpt2/a", 100)
+    content = json.loads(path.read_text())
+    content["test"]["protocol"] = {"estimator": "elbo-bound"}
+    path.write_text(json.dumps(content))
+    [run] = draw("curves", path, out=tmp_path / "curves.svg")["runs"]
+    assert run["label"] == "gpt2/a, test 100.0 (elbo-bound)"
+
+
 def test_learning_curves_say_where_they_are_cut(tmp_path: Path) -> None:
     path = result(tmp_path, "gpt2/a", 2000)
     assert draw("curves", path, out=tmp_path / "whole.svg")["cut_at"] == {"validation_perplexity": None, "loss": None}

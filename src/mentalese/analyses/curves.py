@@ -24,7 +24,7 @@ from mentalese.analyses.drawing import (
 from mentalese.data.split import Split
 from mentalese.errors import require
 from mentalese.evaluation.metric import ACCURACY, metric_of
-from mentalese.formatting import by_next_token, model_names
+from mentalese.formatting import by_next_token, model_names, scored_as
 
 
 def _curves(paths: list[str]) -> Drawing:
@@ -43,7 +43,7 @@ def _curves(paths: list[str]) -> Drawing:
     ends: dict[int, set[int]] = {}  # the last steps of stages, and which
     for i, (path, result) in enumerate(zip(paths, results)):
         color, test = COLORS[i % len(COLORS)], result["test"][metric.name]
-        label = f"{result['recipe']}, test {metric.format(test)}"
+        label = f"{result['recipe']}, test {metric.format(test)}{scored_as(result['test'].get('protocol', {}))}"
         series: Numbers = {}
         for axes, name, style in (
             (left, f"validation_{metric.name}", {"marker": MARKERS[i % len(MARKERS)], "markersize": 3}),
@@ -62,7 +62,8 @@ def _curves(paths: list[str]) -> Drawing:
             if len(stages) <= 4:  # one stage per epoch would hide the curves
                 for end, stage in stages[:-1]:
                     ends.setdefault(end, set()).add(stage)
-        numbers["runs"].append({"path": path, "recipe": result["recipe"], f"test_{metric.name}": test} | series)
+        about = {"path": path, "recipe": result["recipe"], "label": label, f"test_{metric.name}": test}
+        numbers["runs"].append(about | series)
     if metric is ACCURACY:
         for end, which in ends.items():
             left.axvline(end, color="0.5", linewidth=0.8, linestyle="--")
@@ -154,7 +155,12 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
         places = [span["first"] for span in run["spans"]]
-        axes.plot(places, [span["nll"] for span in run["spans"]], label=run["label"], **line_style(i))
+        axes.plot(
+            places,
+            [span["nll"] for span in run["spans"]],
+            label=f"{run['label']}{scored_as(run['protocol'])}",
+            **line_style(i),
+        )
     axes.set(title="nats per token", xlabel="position in the document (start of span)", xscale="log")
     longest = max(runs, key=lambda run: run["spans"][-1]["last"])
     ticks_at(axes.xaxis, [span["first"] for span in longest["spans"]])

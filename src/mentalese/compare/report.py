@@ -281,7 +281,7 @@ def _costs(rows: Sequence[Row], names: Sequence[str]) -> dict[str, tuple[str, Ch
             seeds = [(_cost(run, key), run["test"][metric.name]) for run in row.runs]
             if all(math.isfinite(value) for _, value in seeds):
                 mean = statistics.fmean(cost for cost, _ in seeds)
-                points.append(Point(i, names[i], mean, row.value, seeds, "*" if row.estimator_label else ""))
+                points.append(Point(i, names[i], mean, row.value, seeds, _mark(row)))
         if points and all(_cost(run, key) > 0 for run in runs):
             heading = f"Test {metric.name} by {title}"
             charts[key] = title, scatter(heading, points, measure, quality, best_is_low=not metric.larger_is_better)
@@ -313,10 +313,15 @@ def _curves(rows: Sequence[Row], names: Sequence[str]) -> list[Chart]:
         (f"Validation {name} by time", "seconds", time, score, quality),
         (f"Training loss by training {clocks}", clock, counted(clocks), "loss", LOSS),
     ):
-        curves = [curve(i, names[i], row.runs, x, y) for i, row in enumerate(rows)]
+        curves = [curve(i, names[i] + _mark(row), row.runs, x, y) for i, row in enumerate(rows)]
         if curves := [one for one in curves if one.x]:
             charts.append(line_chart(title, curves, across, down))
     return charts
+
+
+def _mark(row: Row) -> str:
+    """Return the mark of scores that are not exact likelihoods."""
+    return "*" if row.estimator_label else ""
 
 
 # -- texts, protocol, provenance ---------------------------------------------------------------------------------------
