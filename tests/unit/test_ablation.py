@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from mentalese.evaluation.options import AblationOptions
 from mentalese.files import read_json, write_json
 from mentalese.models.influence import influence
 from mentalese.models.thinking import document_ids
+from mentalese.models.trace import Thought, ThoughtTrace
 from mentalese.nn.controls import CONTROLS
 from support import saved, shrink
 
@@ -194,6 +196,23 @@ def test_thoughts_of_texts_are_replaced_one_by_one(name: str, names: list[str], 
         assert part["difference"] == pytest.approx(part["score"] - plain[0]["score"], abs=1e-5)
     changed = [each for each in names if abs(found[f"{each}, removed"]["difference"]) > 1e-5]
     assert changed == (names[1:] if name == "thought_gestalt/tiny" else names)
+
+
+def test_a_document_of_one_part_is_counted_by_distance_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = ([2, 4], [4])  # of the sentences of two documents
+    traces = [
+        ThoughtTrace(torch.arange(4), thoughts=[Thought(torch.zeros(1), end - 2, end, "sentence") for end in each])
+        for each in ends
+    ]
+    model = SimpleNamespace(read_thoughts=lambda trace: [*range(len(trace.thoughts))], config=None)
+    evaluation = SimpleNamespace(documents=lambda _: 2)
+    saved_model = SimpleNamespace(model=model, evaluation=evaluation, trace=lambda ids: traces[ids[0]])
+    monkeypatch.setattr(ablation, "document_ids", lambda _, __, number: [number])
+    monkeypatch.setattr(ablation, "context_length", lambda _: None)
+    monkeypatch.setattr(ablation, "influence", lambda model, ids: torch.ones(2, 4))
+    split = SimpleNamespace(document_bytes=[4, 4])
+    rows = ablation._changes(saved_model, split, show=False)
+    assert [[*row] for row in rows] == [["0 back", "1 back"], ["0 back"]]
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
     `FARTHEST` are one group. Thoughts of the whole text are counted from its start. Of documents longer than the
     context only the beginning is read.
     """
-    model, rows = saved.model, list[dict[str, Tensor]]()
+    model, rows = saved.model, list[tuple[list[slice], Tensor]]()
     documents = saved.evaluation.documents(len(split.document_bytes))
     with progress("Replacing one thought at a time", documents, show=show) as bar:
         for number in range(documents):
@@ -180,16 +180,20 @@ def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
             require(read is not None, "each", True, remedy)
             assert read is not None
             nats = influence(model, trace.input_ids).cpu().double()
-            rows.append(_by_distance([slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read], nats))
+            spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read]
+            rows.append((spans[: len(nats)], nats))
             bar.update(number + 1)
-    return rows
+    has_parts = any(len({(span.start, span.stop) for span in spans}) > 1 for spans, _ in rows)
+    return [_by_distance(spans, nats) if has_parts else _by_number(nats) for spans, nats in rows]
+
+
+def _by_number(nats: Tensor) -> dict[str, Tensor]:
+    """Return the changes of a text's tokens, its `influence`, by thought."""
+    return {f"thought {number + 1}": changed for number, changed in enumerate(nats)}
 
 
 def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
-    """Return the changes of a text's tokens, its `influence`, by the distance from thoughts, or by thought."""
-    spans = spans[: len(nats)]
-    if len({(span.start, span.stop) for span in spans}) <= 1:
-        return {f"thought {number + 1}": changed for number, changed in enumerate(nats)}
+    """Return the changes of a text's tokens, its `influence`, by the distance from thoughts."""
     parts: dict[int, list[Tensor]] = defaultdict(list)
     for number, changed in enumerate(nats[: len(spans)]):
         for distance, span in enumerate(spans[number:]):
