@@ -79,8 +79,8 @@ def export_suite(folder: Path, only: str | None) -> None:
     """The models of all tasks, or of one."""
     for task in read_json(folder / "suite.json")["tasks"]:
         for method in task["methods"] if only in (None, task["name"]) else ():
-            name, seeds = method["name"].partition("/")[2], task["seeds"]
-            if task["name"] == "text" and (method["role"] == "mechanism" or name == "gpt2"):
+            name, seeds = method["name"].partition("/")[2], len(method["closed"]["seeds"])
+            if task["name"] == "text" and (method["role"] == "mechanism" or name == "gpt2-rope"):
                 summary = _text_summary(method, seeds)
             elif verdict(method, task["methods"]) == "better":
                 summary = _share_summary(method, task["spec"])
@@ -130,7 +130,7 @@ def export_run(run: Path, name: str) -> None:
         score = f"{test['accuracy']:.1%} of {test['questions']} test questions are answered correctly"
     began = f"{config['train']['init']} with adapters, trained" if config["train"]["lora_rank"] else "Trained"
     summary = (
-        f"{began} on {result['tokens']:,} tokens of `{config['data']['source']}`: {score}. "
+        f"{began} on `{config['data']['source']}`, {result['tokens']:,} tokens in all: {score}. "
         "One seed at one learning rate, to look at and to try; no comparison of methods."
     )
     export(run, name, summary)

@@ -495,6 +495,8 @@ def test_bad_input_is_refused_before_anything_starts(arguments: dict[str, Any], 
     with pytest.raises(InputError) as refused:
         Schedule.of(trials=9)
     assert refused.value.field == "trials"
+    with pytest.raises(InputError, match="tune_seeds is 7: with one trial nothing is tuned: remove it"):
+        Schedule.of(trials=1, tune_seeds=7)
 
 
 def test_the_demo_scores_what_it_trains_on() -> None:

@@ -44,6 +44,7 @@ class Schedule:
     @classmethod
     def of(cls, trials: int = 3, tune_seeds: int = 3, seeds: int | None = None) -> Schedule:
         require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
+        require(trials > 1 or tune_seeds == 3, "tune_seeds", tune_seeds, "with one trial nothing is tuned: remove it")
         looks = LOOKS if seeds is None else (seeds,)
         return cls(tuple(sorted(RATES[:trials])), tune_seeds, looks) if trials > 1 else cls((), 1, looks)
 
