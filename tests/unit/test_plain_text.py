@@ -63,6 +63,20 @@ def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
     assert len(texts(open_source(f"file:{tmp_path / 'book.txt'}", whole=True))) == 1
 
 
+@pytest.mark.parametrize("given", [[], ["valid"], ["test"]])
+def test_one_long_training_text_is_cut_where_a_split_is_missing(given: list[str], tmp_path: Path) -> None:
+    paragraphs = [f"The {number}th paragraph of a text.\n\n" for number in range(90)]
+    (tmp_path / "train.txt").write_text("".join(paragraphs))
+    for split in given:
+        (tmp_path / f"{split}.txt").write_text(f"The whole {split} text.")
+    source = open_source(f"file:{tmp_path}")
+    assert "is cut at blank lines" in source.remarks[-1]
+    assert all(source.size(split) > 0 for split in ("train", "validation", "test"))
+    for split in given:
+        [document] = source.documents("validation" if split == "valid" else split)
+        assert document.text == f"The whole {split} text."
+
+
 @pytest.mark.parametrize("separator", ["\n", " ", ""])
 def test_a_text_without_blank_lines_is_cut_by_length(separator: str, tmp_path: Path) -> None:
     path = tmp_path / "line.txt"

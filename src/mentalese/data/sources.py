@@ -187,13 +187,15 @@ def _open_files(spec: str, path: Path, text_column: str | None, whole: bool) -> 
     other = next((file for file in files if not file.name.endswith(TEXT_SUFFIXES)), None)
     require(other is None, "data.source", spec, f"it mixes .txt and other files ({other}), keep one kind")
     _refuse_column(spec, text_column)
-    if whole or divided or (characters := length_of_few(plain)) is None:
-        return "text", {split: partial(read_documents, parts) for split, parts in by_split.items()}, remarks
+    whole_files: dict[str, Reader] = {split: partial(read_documents, parts) for split, parts in by_split.items()}
+    to_divide = [] if whole or by_split.keys() >= {*SPLITS} else by_split.get("train", [])
+    if not to_divide or (characters := length_of_few(to_divide)) is None:
+        return "text", whole_files, remarks
     remark = (
         f"{spec}: headings and lines <|endoftext|> divide it into fewer than {len(SPLITS)} documents, so that it is "
     )
     remark += "cut at blank lines, or by length where there are none"
-    return "text", {"train": partial(cut_documents, plain, characters)}, (*remarks, remark)
+    return "text", whole_files | {"train": partial(cut_documents, to_divide, characters)}, (*remarks, remark)
 
 
 def _open_rows(spec: str, rows: dict[str, RowReader], text_column: str | None) -> Content:
