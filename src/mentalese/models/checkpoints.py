@@ -143,8 +143,9 @@ def adapter_folder(path: str | Path) -> Path:
 
 def check_model(path: str | Path) -> None:
     """Raise `InputError` if a folder contains no model; models at the hub are not checked."""
-    config = model_folder(path) / "config.json"
-    is_run = config.is_file() and "recipe" in read_json(config)
+    folder = model_folder(path)
+    config = folder / "config.json"
+    is_run = folder == Path(path) and config.is_file() and b'"recipe"' in config.read_bytes()
     if str(path).startswith("hub:") or (config.is_file() and not is_run):
         return
     problem = f"{path} contains no model (no config.json): use the folder of a run or a model, models:NAME or hub:NAME"
