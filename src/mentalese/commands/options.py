@@ -106,7 +106,7 @@ def _settings_together(words: Sequence[str]) -> list[str]:
     for word in words:
         option = word if word.startswith("-") else option
         (settings if is_setting(word) and option != "--tune" else others).append(word)  # its values look like settings
-    first = len([*takewhile(lambda word: not word.startswith("-"), others)])
+    first = len(names_before_options(words))
     return [*others[:first], *settings, *others[first:]] if first else [*words]
 
 
