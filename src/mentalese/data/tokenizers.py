@@ -192,12 +192,13 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
     def encoded(by: Tokenizer, part: str) -> list[int]:
         return by.encode(part, add_special_tokens=False).ids
 
+    whole, ending = encoded(backend, text), encoded(later, after)
     # A space at the end of the first part may be the one that is put before the message.
     for start, by in ((before.removesuffix(" "), backend), (before, later), (before, backend)):
-        turn = Turn(encoded(backend, start), encoded(later, after), by is not backend)
-        if turn.before + encoded(by, _MESSAGE) + turn.after == encoded(backend, text):
-            return turn
-    return Turn(encoded(backend, before), encoded(later, after), later is not backend)
+        opening = encoded(backend, start)
+        if opening + encoded(by, _MESSAGE) + ending == whole:
+            return Turn(opening, ending, by is not backend)
+    return Turn(encoded(backend, before), ending, later is not backend)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
