@@ -37,9 +37,14 @@ def rule_of(saved: Saved, answers: Iterable[str]) -> AnswerRule:
     return AnswerRule.of(before_preparing(saved.data).source, answers, saved.evaluation.answer_rule)
 
 
-def answer_in(text: str, expected: str, saved: Saved) -> str:
-    """Return the answer in a model's text: `final_answer` if it was trained to end one, else `free_answer`."""
-    return final_answer(text) if saved.layout.questions else free_answer(text, expected, whole=saved.chat)
+def answer_in(text: str, expected: str | None, saved: Saved) -> str:
+    """Return the answer in a model's text: `final_answer` if it was trained to end one, else `free_answer`.
+
+    Where the right answer is not known, a free text is the answer as a whole.
+    """
+    if saved.layout.questions:
+        return final_answer(text)
+    return text if expected is None else free_answer(text, expected, whole=saved.chat)
 
 
 def check_room(saved: Saved, split: Split) -> None:

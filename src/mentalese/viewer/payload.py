@@ -100,10 +100,8 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         pairs = zip(trace.tokens[written:], trace.special[written:])
         text = "".join(token for token, special in pairs if not special).strip()
         right = None if expected is None else final_answer(f"### {expected}")
-        marked = model is None or model.layout.questions  # a chat model's message is its answer
-        final, is_right = final_answer(text) if marked else text, None
+        final, is_right = final_answer(text) if model is None else answer_in(text, right, model), None
         if right is not None:
-            final = final if model is None else answer_in(text, right, model)
             rule = AnswerRule.of("", [right]) if model is None else rule_of(model, [right])
             is_right = rule.equal(final, right)
         answer = {"start": written, "text": text, "answer": final, "expected": right, "right": is_right}
