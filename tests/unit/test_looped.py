@@ -264,9 +264,9 @@ def test_a_token_leaves_the_same_keys_in_any_batch(rule: dict[str, Any], cache_t
         return torch.cat([part.hidden for part in parts], 1), torch.cat([part.taken for part in parts], 1)
 
     with torch.no_grad():
-        (hidden, taken), *alone = (read(rows) for rows in (ROWS, *ROWS.split(1)))
+        (hidden, taken), *single = (read(rows) for rows in (ROWS, *ROWS.split(1)))
     assert (taken[0] != taken[1]).any(), "the test shows nothing if both rows stop together"
-    torch.testing.assert_close(hidden, torch.cat([one for one, _ in alone]), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(hidden, torch.cat([one for one, _ in single]), atol=1e-6, rtol=1e-6)
 
 
 def test_a_trace_has_all_turns_where_all_tokens_stop_early() -> None:

@@ -154,13 +154,8 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
-        places = [span["first"] for span in run["spans"]]
-        axes.plot(
-            places,
-            [span["nll"] for span in run["spans"]],
-            label=f"{run['label']}{scored_as(run['protocol'])}",
-            **line_style(i),
-        )
+        places, label = [span["first"] for span in run["spans"]], run["label"] + scored_as(run["protocol"])
+        axes.plot(places, [span["nll"] for span in run["spans"]], label=label, **line_style(i))
     axes.set(title="nats per token", xlabel="position in the document (start of span)", xscale="log")
     longest = max(runs, key=lambda run: run["spans"][-1]["last"])
     ticks_at(axes.xaxis, [span["first"] for span in longest["spans"]])
