@@ -175,6 +175,39 @@ def test_bad_input_is_one_sentence_that_names_the_run(tmp_path: Path, corpus: Pa
         run_jobs([Job(broken, tmp_path / "broken")], count=1, show=False)
 
 
+@pytest.mark.parametrize("when", ["idle", "training"])
+def test_a_killed_process_is_one_sentence_and_no_end(
+    when: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = jobs(corpus, tmp_path, 2)
+    made: list[jobs_module.Processes] = []
+
+    class Processes(jobs_module.Processes):
+        def __init__(self, count: int) -> None:
+            super().__init__(count)
+            made.append(self)
+
+        def submit(self, order: dict[str, Any], logs: Path) -> Any:
+            training = super().submit(order, logs)
+            if when == "training":
+                while not self.processes:
+                    time.sleep(0.01)
+                self.processes[0][0].kill()
+            return training
+
+    def follow(job: Job, _: object) -> list[Job]:
+        process, _ = made[0].processes[0]
+        process.kill()
+        process.wait()
+        return [second] if job is first else []
+
+    monkeypatch.setattr(jobs_module, "Processes", Processes)
+    with pytest.raises(InputError, match=r"training in .*seed-. ended early: .*; the same command continues"):
+        run_jobs([first], count=1, then=follow, show=False)
+    monkeypatch.undo()
+    assert [result["steps"] for result in run_jobs([first, second], count=1, show=False)] == [4, 4]
+
+
 def test_a_stopped_comparison_stops_its_processes_and_continues(tmp_path: Path, corpus: Path) -> None:
     script = """
 import json, sys

@@ -36,6 +36,7 @@ from mentalese.install import install_command
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training import loop
+from mentalese.training.parallel import is_main_process
 from mentalese.training.run_folder import RunResult
 from mentalese.training.signals import Interrupted, stop_signals
 
@@ -195,8 +196,9 @@ def _result(job: Job, outcome: Outcome) -> Result:
 def _note_divergence(job: Job, message: str) -> None:
     if not job.may_diverge:
         raise FloatingPointError(f"{job.folder}: {message}")
-    noted = {"fingerprint": job.recipe.fingerprint(), "message": message}
-    write_json(job.folder / "diverged.json", sealed(noted))
+    if is_main_process():
+        noted = {"fingerprint": job.recipe.fingerprint(), "message": message}
+        write_json(job.folder / "diverged.json", sealed(noted))
 
 
 def _share(job: Job) -> float:
@@ -264,19 +266,22 @@ class Processes:
 
     def _train(self, order: JsonObject) -> Outcome:
         process, log = self.mine.process
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, so it has no outcome
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
         if line := process.stdout.readline():
             outcome: Outcome = json.loads(line)
             return outcome
         log.seek(0)
-        raise RuntimeError(": ".join([f"training in {order['folder']} ended early", *log.read().splitlines()[-1:]]))
+        reasons = log.read().splitlines()[-1:] or ["its process was killed, by lack of memory perhaps"]
+        raise InputError(f"training in {order['folder']} ended early: {reasons[0]}; the same command continues")
 
     def stop(self) -> None:
         """End all running trainings, each with a checkpoint."""
         for process, _ in self.processes:
             if process.stdin is not None:
-                process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
         self.threads.shutdown()
         for process, log in self.processes:
             with process, log:  # which wait for the process and close its files
