@@ -480,17 +480,27 @@ def test_a_validation_that_was_cut_is_made_again_alike(
     def stop(*_: object, **__: object) -> None:
         raise Interrupted(signal.SIGTERM)
 
+    def stop_at_once(run: Run) -> None:
+        raise MemoryError  # in place of a SIGKILL
+
     with monkeypatch.context() as patched:
         patched.setattr(Validation, "score", stop)
         patched.setattr(loop, "peak_memory", lambda _: 10**15)
         with pytest.raises(Interrupted):
             train(recipe, cut, show=False)
+    killed = tmp_path / "killed"
+    shutil.copytree(cut, killed)
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "one_step", stop_at_once)
+        with pytest.raises(MemoryError):  # after the validation, from which there is no checkpoint
+            train(recipe, killed, resume=True, show=False)
+    train(recipe, killed, resume=True, show=False)
     resumed = train(recipe, cut, resume=True, show=False)
-    rates, expected = (
+    killed_rates, rates, expected = (
         [record["validation"]["protocol"]["inference"] for record in metrics(out) if "validation" in record]
-        for out in (cut, whole)
+        for out in (killed, cut, whole)
     )
-    assert rates == expected
+    assert killed_rates == rates == expected
     assert rates[0] != rates[1]
     assert resumed["test"] == read_json(whole / "result.json")["test"]
     assert resumed["peak_memory_bytes"] == 10**15

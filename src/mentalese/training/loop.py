@@ -182,7 +182,8 @@ class Run:
             with stop_signals() as self.signals:
                 with ExitStack() as stack:
                     if self.parallel.is_main:
-                        self.log = stack.enter_context(tracked(self.recipe, self.out, self.state.step))
+                        step, is_due = self.state.step, self.state.validation_due
+                        self.log = stack.enter_context(tracked(self.recipe, self.out, step, validation_due=is_due))
                     stack.callback(self.checkpoints.wait)
                     self._steps()
                     self._note_memory()

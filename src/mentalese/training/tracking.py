@@ -65,10 +65,16 @@ class LogBuffer:
 
 
 @contextmanager
-def tracked(recipe: Recipe, out: Path, resume_step: int) -> Iterator[Log]:
-    """Yield a function that logs to `metrics.jsonl`, cut back to the resumed step, and to trackers of the recipe."""
+def tracked(recipe: Recipe, out: Path, resume_step: int, *, validation_due: bool) -> Iterator[Log]:
+    """Yield a function that logs to `metrics.jsonl`, cut back to the resumed step, and to trackers of the recipe.
+
+    Args:
+        validation_due: the resumed step is validated again.
+    """
     path, modules = out / "metrics.jsonl", check_trackers(recipe.train.trackers)
-    lines = [line for line, record in _lines(path) if record["step"] <= resume_step] if resume_step else []
+    last = {False: resume_step, True: resume_step - validation_due}  # of training, and of validations
+    records = _lines(path) if resume_step else []
+    lines = [line for line, record in records if record["step"] <= last["validation" in record]]
     write_text(path, "".join(f"{line}\n" for line in lines))
     with path.open("a") as file, ExitStack() as stack:
         trackers: list[Callable[[dict[str, float], int], object]] = []
