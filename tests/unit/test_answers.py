@@ -232,6 +232,23 @@ def test_answers_do_not_depend_on_the_batch_size(prepared: tuple[TokenStore, Any
     assert model.training
 
 
+def test_answers_can_end_before_each_batch(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    saved = opened(gpt2(tokenizer), tokenizer, layout, **vars(SETTINGS) | {"batch_size": 2, "max_documents": 6})
+    calls: list[int] = []
+
+    def stop() -> None:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(saved, store.splits["train"], before_batch=stop)
+    assert len(calls) == 2
+    ask(saved, store.splits["train"], before_batch=lambda: calls.append(0))
+    assert len(calls) == 5
+
+
 def test_training_refuses_a_question_without_room(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
     store, tokenizer, layout = prepared
     [longest] = (max(map(len, scripted(prepared, ["no"] * 20)[1].asked)),)

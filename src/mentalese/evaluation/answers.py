@@ -9,6 +9,7 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -228,6 +229,7 @@ def ask(
     *,
     examples: Split | None = None,
     show: bool = False,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> Answers:
     """Return a model's answers to the questions of a split.
 
@@ -237,6 +239,7 @@ def ask(
     Args:
         options: shots, attempts, temperature and seed; only `run` uses the other options.
         examples: the records for shots; a question is never an example for itself.
+        before_batch: called before each batch; it may raise to end the evaluation.
 
     Raises:
         InputError: documents without questions, latents for which the tokenizer has no tokens, too few records for
@@ -278,6 +281,7 @@ def ask(
         progress("Answering", len(right_answers), show=show) as bar,
     ):
         for batch in batches:
+            before_batch()
             documents, began = batch["documents"].tolist(), time.perf_counter()
             room = limit if context is None else min(limit, context - batch["input_ids"].shape[1])
             if room < 1:

@@ -80,7 +80,7 @@ class Validation:
         scores = saved.perplexity(split, show=show, before_batch=before_batch)
         if not self.asks:
             return SplitResult(scores)
-        answers = ask(saved, split, show=show)
+        answers = ask(saved, split, show=show, before_batch=before_batch)
         if out is not None:
             answers.write(out)
         return SplitResult(scores, answers.metrics(), saved.layout.stage)
