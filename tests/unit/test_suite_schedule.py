@@ -184,6 +184,25 @@ def test_a_stopped_suite_goes_on_and_takes_nothing_back(tmp_path: Path, monkeypa
     assert len(trained) == len(set(trained)) == len(whole.trained), "a finished run is not trained again"
 
 
+def test_a_suite_killed_between_two_renames_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, renamed = Path.replace, list[str]()
+
+    def once(path: Path, target: Path) -> Path:
+        if renamed:
+            raise Stopped
+        if path.name in ("report.html", "compare.json"):
+            renamed.append(path.name)
+        return rename(path, target)
+
+    suite = Suite(tmp_path, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", once)
+        with pytest.raises(Stopped):
+            suite.run()
+    assert renamed
+    suite.run()
+
+
 def test_status_counts_the_runs_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = Suite(tmp_path, monkeypatch, stop_after=20)
     small, wide = suite.status()

@@ -156,7 +156,8 @@ def run_suite(
             return
         earlier = judged.get(task.name)
         found = judge(part, comparison, out / task.name, size, len(schedule.looks), earlier)
-        for file in ("compare.json", "report.html"):  # a comparison with other seeds would replace them
+        # A comparison with other seeds would replace them; a report without its numbers would be taken for another's.
+        for file in ("report.html", "compare.json"):
             path = out / task.name / file
             path.replace(path.with_stem(f"{path.stem}-{count}-seeds"))
         if earlier is not None:
