@@ -230,8 +230,8 @@ def test_long_texts_are_scored_in_windows_once_per_token(tokenizer: PreTrainedTo
 
 def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
     texts = [context + rest for context, rest in PAIRS]
-    rolling = lm.loglikelihood_rolling([request(text) for text in texts])
-    assert rolling == [-score.nll for score in lm.score([("", text) for text in texts])]
+    rolling = lm.loglikelihood_rolling([request(text) for text in ["", *texts]])
+    assert rolling == [0.0, *(-score.nll for score in lm.score([("", text) for text in texts]))]
 
 
 @pytest.mark.parametrize("length", [10, 31, 32, 62, 80])

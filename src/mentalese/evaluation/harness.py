@@ -107,7 +107,9 @@ class MentaleseLM(LM):
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """For each whole (text,): its log-likelihood, in blocks that share one token, the last of them full."""
-        return [-score.nll for score in self.score([("", *request.args) for request in requests], blocks=True)]
+        texts = [request.args[0] for request in requests]
+        scores = iter(self.score([("", text) for text in texts if text], blocks=True))
+        return [-next(scores).nll if text else 0.0 for text in texts]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
         """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request.
