@@ -79,6 +79,21 @@ def test_every_weight_has_a_gradient_under_every_control(name: str, control: str
     assert {n for n, p in model.named_parameters() if p.grad is not None} >= own
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("control", ["removed", "swapped"])
+@pytest.mark.parametrize("name", WITH_THOUGHTS)
+def test_answers_under_a_control_need_no_cache(name: str, control: str, corpus: Path) -> None:
+    """Rows end chunks and sentences at different tokens, so that one row's thought may come before another's."""
+    model, batch = made(name, corpus, control)
+    ids = batch["input_ids"][:2, :18]
+    mask = torch.ones_like(ids)
+    ids[1], mask[1, :5] = ids[1].roll(5), 0
+    read = {"input_ids": ids.masked_fill(mask == 0, model.config.pad_token_id), "attention_mask": mask}
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    with_cache, without = (model.eval().generate(**read, **options, use_cache=cached) for cached in (True, False))
+    assert torch.equal(with_cache, without)
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_model_without_thoughts_refuses_a_control(name: str, corpus: Path) -> None:
     with pytest.raises(InputError, match=r"thought_control is 'swapped': a model with this config has no thoughts"):

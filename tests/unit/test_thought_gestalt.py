@@ -573,6 +573,9 @@ def test_the_flops_formula_is_what_pytorch_counts(fields: dict[str, Any]) -> Non
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)
     assert model.forward_flops(batch) == counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.token_nll(batch)
+    assert model.scoring_flops(batch) == counter.get_total_flops()
 
 
 # --------------------------------------------------------------------------------------------------------- generation

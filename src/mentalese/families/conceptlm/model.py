@@ -174,7 +174,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
     lora_targets = BACKBONE_TARGETS
     kept_in_float32 = ("codebook",)
     about_thoughts = (
-        "Concepts: each is the mean state of a few tokens, quantised to codes, and is predicted from those before it."
+        "Concepts: each is the mean state of a few tokens, and is predicted, as a sum of codes, from those before it."
     )
     shown = {  # noqa: RUF012 (nothing writes to it)
         "concept_error": Shown(
@@ -208,7 +208,9 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
 
     @property
     def limits(self) -> Limits:
+        swapped = self.config.thought_control == "swapped"
         return Limits(
+            cache="thought_control is 'swapped', and rows end their chunks at different tokens" if swapped else None,
             hidden_states=None,
             static_cache="keys of concepts are added as rows end their chunks, and not at every token",
             loss="the losses of concepts and their codes",

@@ -121,7 +121,12 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         hinged = config.memory != "none" and config.sentence_head == "normalized"
         named = {"the lengths of sentence vectors": hinged, "the next sentence's vector": config.next_vector_weight}
         loss = " and ".join(name for name, weight in named.items() if weight)
-        return Limits(static_cache="the keys of a sentence are given up when it ends", loss=loss or None)
+        swapped = config.thought_control == "swapped"
+        return Limits(
+            cache="thought_control is 'swapped', and rows end their sentences at different tokens" if swapped else None,
+            static_cache="the keys of a sentence are given up when it ends",
+            loss=loss or None,
+        )
 
     @property
     def layers(self) -> list[Block]:
@@ -413,23 +418,25 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return groups
 
     def _flops(self, batch: Batch, *, ends: bool) -> tuple[Sentences, int]:
-        """Return a batch's sentences, and the FLOPs of the layers; without `ends` upper layers skip last tokens."""
+        """Return a batch's sentences and the FLOPs of a pass; without `ends` upper layers and head skip last tokens."""
         config = self.config
         sentences = find_sentences(batch["input_ids"], batch.get("attention_mask"), config)
         depth = config.num_hidden_layers if config.memory == "prefix" else config.recurrent_layers
         plan = plan_pass(config, sentences, range(len(sentences.counts)), depth=depth, ends=ends)
-        return sentences, plan_flops(config, plan)
+        head = batch["input_ids"].numel() if ends else len(sentences.predicting())
+        return sentences, plan_flops(config, plan) + 2 * head * config.hidden_size * config.vocab_size
 
     def forward_flops(self, batch: Batch) -> int:
-        head = batch["input_ids"].numel() * self.config.hidden_size * self.config.vocab_size
-        return self._flops(batch, ends=True)[1] + 2 * head
+        return self._flops(batch, ends=True)[1]
+
+    def scoring_flops(self, batch: Batch) -> int:
+        return self._flops(batch, ends=False)[1]
 
     def training_flops(self, batch: Batch, **settings: Any) -> int:
         """See `LanguageModel.training_flops`; upper layers and head only see tokens that predict something."""
-        sentences, layers = self._flops(batch, ends=False)
-        head = len(sentences.predicting()) * self.config.hidden_size * self.config.vocab_size
+        sentences, flops = self._flops(batch, ends=False)
         ahead = (len(sentences.lengths) - sum(sentences.counts[:1])) * self.config.hidden_size**2
-        return 3 * (layers + 2 * head + (2 * ahead if self.config.next_vector_weight else 0))
+        return 3 * (flops + (2 * ahead if self.config.next_vector_weight else 0))
 
     # ------------------------------------------------------------------------------------- Hugging Face's side
 
