@@ -672,6 +672,15 @@ def test_a_prompt_of_one_token_has_the_prior() -> None:
     assert made.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0).shape == (2, 4)
 
 
+def test_a_prompt_read_in_pieces_may_begin_with_padding() -> None:
+    made, ids = talkative(), text(rows=3, length=21)
+    mask = padded(ids)
+    mask[1, :17] = 0
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "posterior_seed": 3}
+    whole = made.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(made.generate(ids, attention_mask=mask, prefill_chunk_size=4, **options), whole)
+
+
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 1}], ids=str)
 def test_texts_from_nothing_have_each_their_own_thoughts(options: dict[str, Any]) -> None:
     """Of the likeliest tokens alone, so that texts differ by their thoughts."""
@@ -863,7 +872,7 @@ def test_arguments_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="inference is 'vae': this model has variational, langevin"):
         infer(made, batch(ids), inference="vae")
     with pytest.raises(InputError, match=r"attention_mask\[1\] is 0 throughout"):
-        made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]))
+        made(ids, attention_mask=torch.tensor([[1] * 40, [0] * 40]), use_cache=False)
     with pytest.raises(InputError, match="attention_mask is"):
         made(ids, attention_mask=torch.ones(2, 3))
     with pytest.raises(InputError, match="pass only input_ids"):

@@ -279,11 +279,11 @@ class LTMDecoder(LatentThoughtModel[E]):
         return self.blocks[0](self.embed(ids), None, packed, after=False), packed
 
     def _pack(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> PackedRows:
-        """Return the columns of tokens; with a cache in use a row may have no token."""
+        """Return the columns of tokens; with a cache a row may have no token."""
         if attention_mask is None:
             return PackedRows.unpadded(input_ids)
         rows = PackedRows.of(self.real_tokens(input_ids, attention_mask, cache))
-        if cache is None or not cache.seen_tokens:
+        if cache is None:
             self.check_rows(rows.on_host)
         return rows
 
