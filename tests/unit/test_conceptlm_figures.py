@@ -102,7 +102,9 @@ def test_a_run_without_codes_is_refused(tmp_path: Path) -> None:
 # -- what the baseline's perplexity costs ------------------------------------------------------------------------------
 
 
-def finished(folder: Path, name: str, kind: str, size: int, scores: list[float], text: str = "same") -> Path:
+def finished(
+    folder: Path, name: str, kind: str, size: int, scores: list[float], text: str = "same", **fields: Any
+) -> Path:
     """A result whose validations cost 1,000 tokens each, and 3 FLOPs a token and parameter."""
     points = [
         {"step": i, "tokens": 1000 * i, "flops": 3000 * i * size, "validation_perplexity": score}
@@ -110,7 +112,7 @@ def finished(folder: Path, name: str, kind: str, size: int, scores: list[float],
     ]
     path = folder / f"{name}.json"
     content = {"recipe": name, "test": {}, "data_hash": text, "parameters": {"non_embedding": size}, "curve": points}
-    path.write_text(json.dumps(content | {"config": {"model": {"model_type": kind}}}))
+    path.write_text(json.dumps(content | {"config": {"model": {"model_type": kind} | fields}}))
     return path
 
 
@@ -139,7 +141,14 @@ def test_incomparable_runs_and_missing_perplexity_are_refused(tmp_path: Path) ->
     written = draw("shares", plain, own, out=tmp_path / "shares.svg")
     assert [written[axis]["share"] for axis in ("tokens", "flops", "parameters")] == [None] * 3
     other = finished(tmp_path, "other", "conceptlm", 11, [9, 4], text="another")
-    for paths, says in (([own], "use results of ConceptLM"), ([plain, other], "trained on different texts")):
+    mtp = finished(tmp_path, "mtp", "mtp", 12, [9, 2])
+    context = finished(tmp_path, "context", "conceptlm", 12, [9, 2], codebook=None)
+    for paths, says in (
+        ([own], "use results of ConceptLM"),
+        ([plain, other], "trained on different texts"),
+        ([plain, own, mtp], r"mtp.json'.*it is ContextLM or multi-token prediction"),
+        ([plain, own, context], r"context.json'.*it is ContextLM or multi-token prediction"),
+    ):
         with pytest.raises(InputError, match=says):
             write_figure("conceptlm/shares", [str(path) for path in paths], tmp_path / "no.svg")
 

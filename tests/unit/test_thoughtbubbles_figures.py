@@ -96,7 +96,7 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
 
 def result(path: Path, source: str, parameters: int, perplexity: float, **fields: Any) -> Path:
     """A run's result, with the fields that the figure reads."""
-    model = {"model_type": "thoughtbubbles", **fields}
+    model = {"model_type": "thoughtbubbles", "num_hidden_layers": 6, **fields}
     config = {"model": model, "data": {"source": source}}
     test = {"perplexity": perplexity, "protocol": {"estimator": "exact"}}
     written = {"recipe": "a/b", "config": config, "test": test, "parameters": {"total": parameters}, "curve": []}
@@ -119,6 +119,13 @@ def test_runs_of_an_approach_are_a_line_over_sizes(tmp_path: Path) -> None:
         "two": ["copy-5"],
     }
     assert [(p["parameters"], p["perplexity"]) for p in texts["one"]["kappa = 2L"]] == [(100, 30.0), (300, 20.0)]
+    stated = result(tmp_path / "g.json", "one", 200, 25.0, selection="block", readout="mixture", **forks)
+    assert list(draw("sizes", runs[0], stated, out=tmp_path / "sizes.svg")["texts"]["one"]) == ["kappa = 2L"]
+    more = result(tmp_path / "h.json", "one", 200, 24.0, selection="causal", fork_layers=[1, 3])
+    assert list(draw("sizes", runs[0], more, out=tmp_path / "sizes.svg")["texts"]["one"]) == [
+        "kappa = 2L, forks before 3",
+        "kappa = 2L, causal, forks before 1 3",
+    ]
     with pytest.raises(InputError, match="use runs of Thoughtbubbles"):
         draw("sizes", result(tmp_path / "f.json", "one", 1, 1.0, model_type="gpt2"), out=tmp_path / "no.svg")
 

@@ -110,8 +110,14 @@ def shares(paths: list[str]) -> Drawing:
         return [point for point in result["curve"] if "validation_perplexity" in point]
 
     results = [read_result(path) for path in paths]
-    conceptual = [r for r in results if r["config"]["model"].get("model_type") == "conceptlm"]
-    plain = [r for r in results if r not in conceptual]
+    conceptual: list[Numbers] = []
+    plain: list[Numbers] = []
+    for path, result in zip(paths, results):
+        model = result["config"]["model"]
+        is_conceptual = model["model_type"] == "conceptlm" and model.get("codebook", "mlp") is not None
+        known = is_conceptual or model["model_type"] not in ("conceptlm", "mtp")
+        require(known, "the figure's path", path, "it is ContextLM or multi-token prediction, leave it out")
+        (conceptual if is_conceptual else plain).append(result)
     both = bool(conceptual and plain)
     require(both, "the figure's paths", paths, "use results of ConceptLM and of a plain decoder")
     one_text = len({r["data_hash"] for r in results}) == 1

@@ -333,7 +333,8 @@ def _line(panel: Axes, scores: Numbers, name: str, trained: int, style: Numbers)
 def scaling(paths: list[str]) -> Drawing:
     """Draw test perplexity by T_fast, and validation perplexity over tokens and FLOPs, of finished runs.
 
-    Runs without thoughts are dashed. All runs were scored on the same tokens, and with thoughts by one estimator.
+    Runs without thoughts are dashed; they and VAEs, which take no steps, are level lines. All runs were scored on the
+    same tokens, and with thoughts by one estimator.
     """
     runs = [_trained(path) for path in paths]
     for run in runs:
@@ -343,22 +344,23 @@ def scaling(paths: list[str]) -> Drawing:
     remedy = f"their perplexities are {' and '.join(sorted(estimators))}, use runs of the same estimator"
     require(len(estimators) < 2, "the figure's path", " ".join(paths), remedy)
     picture, ((by_steps, by_tokens, by_flops),) = canvas(1, 3, 14, 3.8)
-    sizes: dict[tuple[int, int], list[Numbers]] = {}
+    models: dict[str, list[Numbers]] = {}
     for run in runs:
-        sizes.setdefault((run["layers"], run["latents"]), []).append(run)
-    every = sorted({run["fast_steps"] for run in runs if run["latents"]})
-    for i, ((layers, latents), series) in enumerate(sizes.items()):
-        style, name = line_style(i), f"{layers} layers, {f'N_z {latents}' if latents else 'without thoughts'}"
-        series.sort(key=lambda run: run["fast_steps"])
-        if latents:
-            points = [(run["fast_steps"], run["test_perplexity"]) for run in series]
-            by_steps.plot(*zip(*points), label=name, **style)
+        models.setdefault(run["model"], []).append(run)
+    every = sorted({run["fast_steps"] for run in runs} - {None})
+    for i, (name, series) in enumerate(models.items()):
+        style, dashes = line_style(i), "-" if series[0]["latents"] else "--"
+        series.sort(key=lambda run: run["fast_steps"] or 0)
+        if steps := [(run["fast_steps"], run["test_perplexity"]) for run in series if run["fast_steps"] is not None]:
+            by_steps.plot(*zip(*steps), label=name, **style)
         for run in series:
-            if not latents:
-                by_steps.axhline(run["test_perplexity"], color=style["color"], linestyle="--", label=name)
-            label = f"{name}, T {run['fast_steps']}" if latents else name
-            mark = MARKERS[every.index(run["fast_steps"]) % len(MARKERS)] if latents else None
-            line = {"color": style["color"], "marker": mark, "markersize": 4, "linestyle": "-" if latents else "--"}
+            if run["fast_steps"] is None:
+                by_steps.axhline(run["test_perplexity"], color=style["color"], linestyle=dashes, label=name)
+                label, mark = name, None
+            else:
+                label = f"{name}, T {run['fast_steps']}"
+                mark = MARKERS[every.index(run["fast_steps"]) % len(MARKERS)]
+            line = {"color": style["color"], "marker": mark, "markersize": 4, "linestyle": dashes}
             for panel, axis in ((by_tokens, "tokens"), (by_flops, "flops")):
                 panel.plot(run["curve"][axis], run["curve"]["perplexity"], label=label, **line)
     if every:
@@ -390,14 +392,20 @@ def _trained(path: str) -> Numbers:
     require(fields["model_type"] == "ltm", "the figure's path", path, "use runs of Latent Thought Models")
     config = LTMConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     curve = [point for point in result["curve"] if "validation_perplexity" in point]
+    about = [f"N_z {config.num_latents}"] if config.has_thoughts else ["without thoughts"]
+    if config.has_thoughts:
+        about += ["shared"] * config.shared_latents
+        about += {"variational": [], "langevin": ["Langevin"], "amortised": ["VAE"]}[config.inference]
+    takes_steps = config.has_thoughts and config.inference != "amortised"
     return {
         "path": path,
+        "model": ", ".join([f"{config.num_hidden_layers} layers", *about]),
         "recipe": result["recipe"],
         "text": [result["data_hash"], result["test"]["tokens"]],
         "estimator": result["test"]["protocol"]["estimator"],
         "layers": config.num_hidden_layers,
         "latents": config.num_latents,
-        "fast_steps": config.fast_steps,
+        "fast_steps": config.fast_steps if takes_steps else None,
         "test_perplexity": result["test"]["perplexity"],
         "curve": {axis: [point[axis] for point in curve] for axis in ("tokens", "flops")}
         | {"perplexity": [point["validation_perplexity"] for point in curve]},

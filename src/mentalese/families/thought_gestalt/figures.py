@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from mentalese.models.saved import Saved
 
-WIDTH = 44  # characters of a sentence
 COMPONENTS = {"self_attention": "self-attention", "memory": "memory cross-attention", "mlp": "MLP"}
 CONDITIONS = {"normal": "--", "reversed": "-"}
 SIZES = {

@@ -364,9 +364,15 @@ def forks(paths: list[str], text: str) -> Drawing:
 
 def sizes(paths: list[str]) -> Drawing:
     """Draw test perplexity of finished runs over parameters, a panel for each text, a line for each approach."""
+    results = [read_result(path) for path in paths]
+    places: dict[int, set[tuple[int, ...]]] = {}
+    for result in results:
+        fields = result["config"]["model"]
+        if forks := tuple(fields.get("fork_layers") or ()):
+            places.setdefault(fields["num_hidden_layers"], set()).add(forks)
+    differ = any(len(forks) > 1 for forks in places.values())  # in models of one depth
     texts: dict[str, dict[str, list[Numbers]]] = {}
-    for path in paths:
-        result = read_result(path)
+    for path, result in zip(paths, results):
         point = {
             "path": path,
             "parameters": result["parameters"]["total"],
@@ -374,7 +380,7 @@ def sizes(paths: list[str]) -> Drawing:
             "estimator": result["test"]["protocol"]["estimator"],
         }
         approaches = texts.setdefault(result["config"]["data"]["source"], {})
-        approaches.setdefault(_approach(path, result["config"]["model"]), []).append(point)
+        approaches.setdefault(_approach(path, result["config"]["model"], places=differ), []).append(point)
     names = sorted({name for approaches in texts.values() for name in approaches})
     picture, (panels,) = canvas(1, len(texts), 1.6 + 3.6 * len(texts), 3.8)
     rules = set()
@@ -394,15 +400,17 @@ def sizes(paths: list[str]) -> Drawing:
     return picture, {"texts": texts}
 
 
-def _approach(path: str, fields: Numbers) -> str:
-    """Return the row of Table 1 for the `model` section of a recipe."""
+def _approach(path: str, fields: Numbers, *, places: bool) -> str:
+    """Return the row of Table 1 for the `model` section of a recipe; with `places` also its fork layers."""
     if fields["model_type"] != "thoughtbubbles":
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
     if fields.get("copies", 1) > 1:
         return f"copy-{fields['copies']}"
     if not fields.get("fork_layers"):
         return "regular"
-    others = [str(fields[name]) for name in ("selection", "readout", "thought_control") if fields.get(name)]
+    usual = {"selection": "block", "readout": "mixture", "thought_control": None}
+    others = [str(fields[name]) for name, value in usual.items() if fields.get(name, value) != value]
+    others += [f"forks before {' '.join(map(str, fields['fork_layers']))}"] if places else []
     return ", ".join([f"kappa = {fields.get('budget', 2.0):g}L", *others])
 
 
