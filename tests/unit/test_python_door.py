@@ -13,13 +13,15 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import mentalese
 from mentalese import DataConfig, InputError, Saved, as_source, cli, get_recipe, load
+from mentalese.data.tokenizers import decode_after
 from mentalese.models.generation import _Streamer
+from mentalese.models.thinking import token_texts
 from mentalese.recipe import OptimizerConfig
 from support import keep_changes, saved, shrink
 
@@ -78,6 +80,7 @@ CALLS: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "scores of a text": (lambda m: m.generate("She", output_scores=True), "output_scores is True: texts are passed"),
     "all of it": (lambda m: m.generate("She", return_dict_in_generate=True), "call saved.model.generate with"),
     "tokens for texts": (lambda m: m.generate("She", input_ids=torch.ones(1, 1)), "input_ids is of type Tensor: texts"),
+    "a length of tokens": (lambda m: m.generate("She", max_length=5), "max_length is 5: texts are passed"),
     "a tokenizer": (lambda m: m.generate("She", tokenizer=m.tokenizer), r"tokenizer is of type .*: texts are passed"),
     "a mask of a stream": (lambda m: m.stream("She", attention_mask=None), "attention_mask is None: texts are passed"),
     "a stream of a stream": (
@@ -236,3 +239,30 @@ def test_a_stream_keeps_the_spaces_that_begin_a_line() -> None:
         streamer.put(torch.tensor([token]))
     streamer.end()
     assert "".join(streamer) == "\n    return"
+
+
+@pytest.fixture(scope="module")
+def bytes_as_tokens() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2's: a character that it does not know is a token for each of its bytes."""
+    known = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghi"]
+    inner = Tokenizer(BPE(vocab={token: i for i, token in enumerate(known)}, merges=[], byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("a 😀", "\nb c"), ("a 日", "本 b"), ("é", "é"), ("\n", "\n"), ("", "😀")]
+)
+def test_text_after_a_character_of_several_tokens_is_whole(
+    before: str, after: str, bytes_as_tokens: PreTrainedTokenizerFast
+) -> None:
+    ids, start = bytes_as_tokens.encode(before + after), len(bytes_as_tokens.encode(before)) if before else 0
+    assert decode_after(ids, start, bytes_as_tokens) == after
+    assert "".join(token_texts(ids, bytes_as_tokens)) == before + after
+    streamer = _Streamer(bytes_as_tokens)
+    for part in (ids[:start], *([i] for i in ids[start:])):  # the prompt first
+        streamer.put(torch.tensor(part))
+    streamer.end()
+    assert "".join(streamer) == after

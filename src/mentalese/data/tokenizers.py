@@ -52,6 +52,9 @@ them."""
 MASK = "<|mask|>"
 """The place in a prompt where a model fills in a token. No tokenizer has it: its id is the model's `mask_token_id`."""
 
+LONGEST_CHARACTER = 4
+"""The most tokens of one character, of one byte each."""
+
 NOTHING_ADDED = processors.TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
 """The post-processor of a tokenizer that adds nothing to a text."""
 
@@ -394,9 +397,17 @@ def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedT
 
     Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it.
     """
-    before = text_ids(ids[:start], tokenizer)[-1:]
+    before = last_character(text_ids(ids[:start], tokenizer), tokenizer)
     whole = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer)
     return whole.removeprefix(decode(before, tokenizer))
+
+
+def last_character(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of the last character of a text [length]; tokens that are its bytes mean nothing one by one."""
+    for count in range(1, LONGEST_CHARACTER + 1):
+        if not str(tokenizer.decode(ids[-count:])).startswith("�"):
+            return ids[-count:]
+    return ids[-1:]
 
 
 def text_ids(ids: Sequence[int] | Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -11,7 +11,15 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TextIteratorStreamer
 
 from mentalese.data.batch import Batch
-from mentalese.data.tokenizers import MASK, decode, decode_after, special_ids, special_token_ids
+from mentalese.data.tokenizers import (
+    LONGEST_CHARACTER,
+    MASK,
+    decode,
+    decode_after,
+    last_character,
+    special_ids,
+    special_token_ids,
+)
 from mentalese.errors import InputError, require
 from mentalese.models.base import LanguageModel, evaluation_mode
 from mentalese.models.build import context_length
@@ -77,19 +85,24 @@ def stream_text(
 
 
 class _Streamer(TextIteratorStreamer):
-    """A streamer that decodes new text after the token before it, as `decode_after`; transformers decodes each line."""
+    """A streamer that decodes new text after the character before it, as `decode_after`.
+
+    transformers decodes each line by itself.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.markers = special_ids(tokenizer)
-        self.last: list[int] = []
+        self.recent: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt first, then the new tokens."""
-        self.last = [i for i in value.flatten().tolist() if i not in self.markers][-1:] or self.last
+        new = [i for i in value.flatten().tolist() if i not in self.markers]
+        self.recent = [*self.recent, *new][-LONGEST_CHARACTER:]
         super().put(value)
         if not self.token_cache:
-            self.token_cache, self.print_len = [*self.last], len(decode(self.last, self.tokenizer))
+            self.token_cache = last_character(self.recent, self.tokenizer)
+            self.print_len = len(decode(self.token_cache, self.tokenizer))
 
 
 def _stream(saved: Saved, batch: Batch, seed: int, options: dict[str, Any]) -> Generator[str, None, None]:
@@ -196,7 +209,7 @@ _SETTINGS = {
 WHOLE_DISTRIBUTION: dict[str, object] = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 """Settings that switch sampling's cuts off, whatever the model's own settings are."""
 _REFUSED = (
-    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "tokenizer", "generation_config"),
+    *("inputs", "input_ids", "inputs_embeds", "attention_mask", "max_length", "tokenizer", "generation_config"),
     *("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states"),
 )
 """Keywords of transformers' `generate` for calls with tokens, which return tokens, and all settings as one object."""

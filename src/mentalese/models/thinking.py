@@ -13,7 +13,7 @@ from torch import Tensor
 from mentalese.data.config import EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.rows import document_windows
-from mentalese.data.tokenizers import decode, special_ids
+from mentalese.data.tokenizers import LONGEST_CHARACTER, decode, last_character, special_ids
 from mentalese.errors import require
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import context_length
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mentalese.models.saved import Saved
 
 
-_LONGEST_CHARACTER = 4  # tokens of one byte each
 Window = tuple[int, int, int]
 T = TypeVar("T")
 _TOKEN, _PARENT = "token", "parent"
@@ -143,11 +142,11 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the text of each token; joined, they are the whole text. Of one character the first token has it all."""
     texts: list[str] = []
-    start, special = 0, special_ids(tokenizer)
+    start, ids, special = 0, [*ids], special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
-        before = list(ids[max(start - 1, 0) : start])  # some tokenizers drop a space at the start of a text
+        before = last_character(ids[:start], tokenizer)  # some tokenizers drop a space at the start of a text
         text = str(tokenizer.decode([*before, *ids[start:end]]))
-        going_on = end < len(ids) and end - start < _LONGEST_CHARACTER and ids[end] not in special
+        going_on = end < len(ids) and end - start < LONGEST_CHARACTER and ids[end] not in special
         if text.endswith("�") and going_on:
             continue
         texts += [text.removeprefix(str(tokenizer.decode(before)))] + [""] * (end - start - 1)
