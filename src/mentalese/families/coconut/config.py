@@ -76,5 +76,9 @@ class CoconutConfig(LatentsConfig):
 
     def validate_architecture(self) -> None:
         super().validate_architecture()
+        for name in ("gates", "gate_biases", "write_passes"):
+            is_read = self.mode == "agclr" or getattr(self, name) == getattr(CoconutConfig, name)
+            self.require(is_read, name, f"mode {self.mode!r} has no gates; leave it out, or set mode='agclr'")
+        self.require(len({*self.gates}) == len(self.gates), "gates", "name each gate once")
         at_once = self.parallel_passes is None or self.mode == "coconut"
         self.require(at_once, "parallel_passes", f"latents of mode {self.mode!r} are not computed again; set None")
