@@ -284,6 +284,10 @@ def test_thinking_ends_as_often_as_the_head_predicts_it() -> None:
     assert thinking[END].item() == pytest.approx(words[0].softmax(-1)[END].item(), rel=1e-4)
     assert thinking[LATENT].item() == pytest.approx(1 - thinking[END].item(), rel=1e-4)
     assert at_most[END] == 1
+    second_turn = torch.tensor([[START, LATENT, LATENT, END, 5, START], [5, START, LATENT, LATENT, LATENT, LATENT]])
+    goes_on, ends = Thinking(config)(second_turn, scores[:2]).softmax(-1)
+    assert goes_on[LATENT] > 0
+    assert ends[END] == 1
     torch.testing.assert_close(writing, words[2].softmax(-1))
 
 
