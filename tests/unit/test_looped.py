@@ -421,12 +421,15 @@ def test_a_trained_decoder_gets_no_norms_that_it_does_not_have(tokenizer: Any, t
 
 def test_trained_decoders_are_cut_as_published() -> None:
     assert (shape_of(22), shape_of(16), shape_of(12)) == ((4, 8, 4), (4, 6, 4), (3, 6, 3))
-    model = grown({"num_hidden_layers": 22})["model"]
+    llama = {"model_type": "llama", "num_hidden_layers": 22}
+    model = grown(llama)["model"]
     assert model["backbone"]["num_hidden_layers"] == 16
-    kinds = grown({"num_hidden_layers": 22, "layer_types": [*range(22)]})["model"]["backbone"]["layer_types"]
+    kinds = grown(llama | {"layer_types": [*range(22)]})["model"]["backbone"]["layer_types"]
     assert kinds == [0, 1, 2, 3, *range(10, 22)]
     with pytest.raises(InputError, match="block_layers is 8: the decoder has 12 layers"):
-        grown({"num_hidden_layers": 12}, block_layers=8, prelude_layers=4, coda_layers=4)
+        grown(llama | {"num_hidden_layers": 12}, block_layers=8, prelude_layers=4, coda_layers=4)
+    with pytest.raises(InputError, match=r"backbone.model_type is 'gpt2': use one of llama, mistral, qwen2, qwen3"):
+        grown({"model_type": "gpt2", "n_layer": 12})
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from mentalese.errors import require
 from mentalese.families.baselines.recipes import SMALL as GPT2_SMALL
 from mentalese.families.baselines.recipes import TINY as GPT2_TINY
 from mentalese.families.baselines.recipes import llama, twin
+from mentalese.families.looped.config import BACKBONES
 from mentalese.recipe import DataConfig, EvaluationConfig, Fields, OptimizerConfig, Phase, Recipe, TrainConfig
 
 PUBLISHED = {16: (4, 6, 4), 22: (4, 8, 4)}
@@ -66,6 +67,8 @@ def grown(
     `block_layers` is l_R; layers between the prelude and the block are dropped. `None`: see `shape_of`, or what the
     other two leave.
     """
+    kind = backbone["model_type"]
+    require(kind in BACKBONES, "looped.backbone.model_type", kind, f"use one of {', '.join(BACKBONES)}")
     layers = backbone["num_hidden_layers"]
     prelude, block, coda = shape_of(layers)
     first = prelude if prelude_layers is None else prelude_layers
