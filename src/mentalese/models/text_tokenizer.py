@@ -1,8 +1,9 @@
 """The tokenizer in a model's folder: its encoding of a text is the model's.
 
-`tokenizer(texts, padding=True, return_tensors="pt")` equals `mentalese.load(folder).encode(texts)`. A layout that puts
-the same tokens around every text is a post-processor in `tokenizer.json`, which any tool reads. Every other layout
-(sentences between markers, questions on a line of their own, masks) is a `MentaleseTokenizer`.
+`tokenizer(texts, padding=True, return_tensors="pt")` equals `mentalese.load(folder).encode(texts)`, or, for a model of
+texts with a chat template, `.as_text().encode(texts)`. A layout that puts the same tokens around every text is a
+post-processor in `tokenizer.json`, which any tool reads. Every other layout (sentences between markers, questions on a
+line of their own, masks) is a `MentaleseTokenizer`.
 
 As in all tokenizers of transformers, a marker's name in a text becomes the marker; `Saved.encode` reads it as plain
 text, and so does `split_special_tokens=True` here. `add_special_tokens=False` returns only the tokens of the text, for
