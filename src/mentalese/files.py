@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,8 @@ JsonObject = dict[str, Any]
 
 _REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 _REFUSALS |= {errno.EEXIST}  # a file where a folder would be
+
+_DAY = 86_400  # seconds
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -105,7 +109,8 @@ def _writing(target: Path) -> Iterator[None]:
 def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
 
-    A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes.
+    A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes. In
+    the cache, what a killed process left is removed after a day.
 
     Raises:
         InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
@@ -115,6 +120,8 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     try:
         with _writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_relative_to(cache_dir()):
+                _remove_old_remains(target)
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
             yield temporary
             temporary.chmod(0o755)
@@ -132,6 +139,14 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_old_remains(target: Path) -> None:
+    """Remove temporary folders of `whole_folder(target)` in which nothing was written for a day."""
+    for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
+        with suppress(OSError):  # another process removes it too
+            if max(path.stat().st_mtime for path in (remains, *remains.rglob("*"))) < time.time() - _DAY:
+                shutil.rmtree(remains, ignore_errors=True)
 
 
 def remove_remains(target: Path) -> None:
@@ -209,7 +224,7 @@ def write_json(path: Path, content: object) -> None:
 CHECKSUM = "checksum"
 RECORD = "mentalese.json"
 """The record in the folder of a model or tokenizer: its kind, and the SHA-256s of its files."""
-_READ = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
+_READ = ("*config.json", "adapter/*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
 
 
 def sha256(path: Path) -> str:
@@ -250,7 +265,7 @@ def read_json(path: Path) -> JsonObject:
 def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256s of the files of a model or tokenizer that are read beside its weights."""
     files = {path for pattern in _READ for path in folder.glob(pattern)}
-    return {path.name: sha256(path) for path in sorted(files)}
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(files)}
 
 
 def check_files(folder: Path, *, weights: bool = False) -> None:

@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mentalese import InputError
-from mentalese.files import check_place, compact_json, remove_remains, temporary_name, whole_file, write_text
+from mentalese.files import (
+    check_place,
+    compact_json,
+    remove_remains,
+    temporary_name,
+    whole_file,
+    whole_folder,
+    write_text,
+)
 
 DEVICE = Path("/dev/full")
 needs_device = pytest.mark.skipif(not DEVICE.is_char_device(), reason="there is no /dev/full")
@@ -31,6 +39,21 @@ def test_a_folder_that_was_being_replaced_comes_back(tmp_path: Path) -> None:
         remove_remains(tmp_path / "model")
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         assert (tmp_path / "model" / "weights").read_text() == "old"
+
+
+def test_what_killed_preparations_left_in_the_cache_goes_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
+    for place, remain in ((tmp_path / "cache", {"store", ".store-new"}), (tmp_path, {"cache", "store", ".store-old"})):
+        for name in (".store-old", ".store-new"):
+            (place / name).mkdir(parents=True)
+            (place / name / "tokens.bin").touch()
+        for path in (place / ".store-old" / "tokens.bin", place / ".store-old"):
+            os.utime(path, (0, 0))
+        with whole_folder(place / "store"):
+            pass
+        assert {path.name for path in place.iterdir()} == remain | {".store-new"}, "outside the cache all stays"
 
 
 @needs_device

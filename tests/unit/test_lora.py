@@ -16,7 +16,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -403,6 +403,41 @@ def test_adapters_of_another_kind_do_not_go_on(
             tmp_path / "run",
             show=False,
         )
+
+
+def test_adapters_of_another_base_do_not_go_on(base: Path, tokenizer: Any, corpus: Path, tmp_path: Path) -> None:
+    train(of_questions(corpus, base, tmp_path, None), tmp_path / "steps", show=False)
+    other = tmp_path / "other"
+    shutil.copytree(base, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: value + 0.01 for name, value in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"its adapters were trained on other weights than train.init has"):
+        train(
+            of_questions(corpus, other, tmp_path, None, adapter=str(tmp_path / "steps")), tmp_path / "run", show=False
+        )
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json"])
+def test_damaged_adapters_are_named(name: str, base: Path, corpus: Path, tmp_path: Path) -> None:
+    train(of_questions(corpus, base, tmp_path, None), tmp_path / "steps", show=False)
+    further = of_questions(corpus, base, tmp_path, "coconut", adapter=str(tmp_path / "steps"))
+    file = tmp_path / "steps" / "model" / "adapter" / name
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=rf"adapter/{name} is missing or has changed since it was saved"):
+        train(further, tmp_path / "run", show=False)
+    assert not (tmp_path / "run").exists()
+    about = read_json(tmp_path / "steps" / "model" / RECORD)  # as an earlier version wrote it
+    kept = {
+        kind: {file: value for file, value in about[kind].items() if "adapter/" not in file}
+        for kind in ("files", "weights")
+    }
+    write_json(tmp_path / "steps" / "model" / RECORD, sealed(about | kept))
+    if name == lora.WEIGHTS:
+        file.write_bytes(file.read_bytes()[:20])
+        with pytest.raises(InputError, match=rf"{name} cannot be read .*: use an intact copy"):
+            train(further, tmp_path / "run", show=False)
 
 
 def test_a_model_without_adapters_has_none_to_go_on_with(base: Path, corpus: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def model_to_save(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTr
 
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, object]) -> None:
     """Write `mentalese.json` next to a model and its tokenizer."""
-    weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    weights = {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(folder.rglob("*.safetensors"))}
     facts = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
     write_json(folder / RECORD, sealed(about | facts | {"files": file_hashes(folder)}))
 
@@ -133,12 +133,12 @@ def model_folder(path: str | Path) -> Path:
 
 
 def adapter_folder(path: str | Path) -> Path:
-    """Return the folder of a saved model's adapters; raise `InputError` if it was trained without adapters."""
-    folder = model_folder(path) / FOLDER
-    require(
-        (folder / WEIGHTS).is_file(), "train.adapter", str(path), "it has no adapters; use a model trained with them"
-    )
-    return folder
+    """Return the folder of a saved model's adapters; raise `InputError` if there are none, or they are damaged."""
+    model = model_folder(path)
+    remedy = "it has no adapters; use a model trained with them"
+    require((model / FOLDER / WEIGHTS).is_file(), "train.adapter", str(path), remedy)
+    check_files(model, weights=True)
+    return model / FOLDER
 
 
 def check_model(path: str | Path) -> None:

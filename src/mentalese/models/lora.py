@@ -29,6 +29,7 @@ from mentalese.errors import InputError, nearest, require
 from mentalese.files import read_json
 from mentalese.install import install_command
 from mentalese.models.base import LanguageModel
+from mentalese.models.tensor_files import digest
 from mentalese.nn.linear import PatchedMatrix
 from mentalese.recipe import TrainConfig
 
@@ -37,6 +38,7 @@ FOLDER = "adapter"
 _LEAST = "0.20"  # earlier versions do not train new rows of a tied head
 _NAME = "default"  # PEFT's name for a single adapter
 _INSIDE = "base_model.model."  # before each name in its files
+_BASE = "base_sha256"  # in the metadata of its files: the digest of the weights that have adapters
 WEIGHTS = "adapter_model.safetensors"
 """In the folder of adapters."""
 
@@ -158,7 +160,7 @@ def save_adapter(folder: Path, model: LanguageModel, base: str) -> None:
     config.base_model_name_or_path, config.inference_mode = base, True
     config.save_pretrained(folder)
     saved = {f"{_INSIDE}{name}": value.detach().cpu().contiguous() for name, value in _trained(model).items()}
-    save_file(saved, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(saved, folder / WEIGHTS, metadata={"format": "pt", _BASE: _base_digest(model)})
 
 
 def load_adapter(folder: Path, model: LanguageModel) -> None:
@@ -167,7 +169,7 @@ def load_adapter(folder: Path, model: LanguageModel) -> None:
     Raises:
         InputError: rank, scale, targets or markers differ, or the adapters belong to another decoder.
     """
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     config, saved = model.peft_config[_NAME], read_json(folder / "adapter_config.json")
     rows = list((config.trainable_token_indices or {}).values())
@@ -178,7 +180,12 @@ def load_adapter(folder: Path, model: LanguageModel) -> None:
     ):
         remedy = f"its adapters have {name} {theirs} and the run's {own}; use adapters of the same kind"
         require(theirs == own, "train.adapter", str(folder), remedy)
-    tensors = {_of_decoder(name): value for name, value in load_file(folder / WEIGHTS).items()}
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            tensors = {_of_decoder(name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            base = (file.metadata() or {}).get(_BASE)
+    except SafetensorError as error:
+        raise InputError(f"{folder / WEIGHTS} cannot be read ({error}): use an intact copy") from error
     parameters = {_of_decoder(name): value for name, value in _trained(model).items()}
     unknown = sorted(tensors.keys() - parameters.keys())
     unknown += sorted(name for name in parameters.keys() - tensors.keys() if ".lora_" in name)
@@ -188,9 +195,19 @@ def load_adapter(folder: Path, model: LanguageModel) -> None:
     remedy = "its adapters are of another decoder, other targets or a family that trains more beside them "
     remedy += f"({', '.join(unknown[:1])}); use the same"
     require(not unknown, "train.adapter", str(folder), remedy)
+    remedy = "its adapters were trained on other weights than train.init has; use adapters of the same base"
+    require(base in (None, _base_digest(model)), "train.adapter", str(folder), remedy)
     with torch.no_grad():
         for name, value in tensors.items():
             parameters[name].copy_(value)
+
+
+def _base_digest(model: LanguageModel) -> str:
+    """Return the SHA-256 of the weights that have adapters, which is the same for all families on one base."""
+    from peft.tuners.lora import LoraLayer
+
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    return digest({str(i): layer.get_base_layer().weight.detach() for i, layer in enumerate(layers)})
 
 
 def _of_decoder(name: str) -> str:
