@@ -50,7 +50,7 @@ def packaged(path: str | Path) -> Path | None:
     if not str(path).startswith(PREFIX):
         return gguf_folder(path)
     name, models = str(path).removeprefix(PREFIX), packaged_models()
-    if (folder := cached_models() / name).is_dir():
+    if Path(name).name == name and ((folder := cached_models() / name) / "config.json").is_file():
         return folder
     if name == SMOLLM2:
         raise InputError(f"{path} is not in the cache: fetch it with `mentalese models --fetch {SMOLLM2}`")
@@ -92,12 +92,12 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"gguf_file": file.name}
+    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, trust_remote_code=False, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, trust_remote_code=False, **options
-        )
+        with tempfile.TemporaryDirectory() as place:  # beside other files transformers would take their tokenizer
+            (Path(place) / file.name).symlink_to(file.absolute())
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
     except ImportError as error:
         raise InputError(f"{GGUF}{file} needs the package gguf: {install_command('gguf')}") from error
     except Exception as error:  # its reader raises errors of many types for other files

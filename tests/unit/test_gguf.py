@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mentalese
@@ -83,6 +85,16 @@ def test_gguf_file_opens_as_the_same_model(
     torch.testing.assert_close(saved.model(ids).logits.float(), llama(ids).logits.float())
     assert saved.tokenizer.eos_token == "<|im_end|>"
     assert [folder.name[:6] for folder in gguf.cached_models().iterdir()] == ["small-"]
+
+
+def test_gguf_file_has_its_own_tokenizer_beside_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: LlamaForCausalLM
+) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "small.gguf", llama)
+    (tmp_path / "tokenizer.json").write_text(Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).to_str())
+    saved = mentalese.load(f"gguf:{tmp_path / 'small.gguf'}")
+    assert len(saved.tokenizer) == len(WORDS)
 
 
 def test_missing_and_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,16 @@ def test_a_misspelt_model_is_refused() -> None:
     assert packaged("runs/x") is None
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/tmp"])
+def test_a_name_of_the_cache_s_folders_is_no_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path))
+    (tmp_path / "models" / "fetched").mkdir(parents=True)
+    (tmp_path / "models" / "fetched" / "config.json").touch()
+    assert packaged("models:fetched") == tmp_path / "models" / "fetched"
+    with pytest.raises(InputError, match=f"models:{name}: no model is called that"):
+        packaged(f"models:{name}")
+
+
 def test_without_a_package_it_says_which_one_to_install(
     installed: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
