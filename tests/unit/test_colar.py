@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import mentalese
 from mentalese import Recipe, get_recipe, load
 from mentalese.analyses.figures import write_figure
 from mentalese.data.store import prepare
@@ -20,10 +21,11 @@ from mentalese.families.colar.config import ColarConfig
 from mentalese.families.colar.layout import CompressedSteps
 from mentalese.families.colar.model import ColarForCausalLM, Thinking, merge
 from mentalese.families.colar.plain import Colar, Question
+from mentalese.models.trace import INFLUENCE
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.values import temporarily
-from support import metrics, padded, sharing, shrink, training_losses
+from support import metrics, padded, saved, sharing, shrink, training_losses
 
 START, LATENT, END, EOS = 1, 2, 3, 4
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -350,6 +352,14 @@ def test_calls_that_cannot_be_right_are_refused() -> None:
 @pytest.fixture
 def tiny(corpus: Path) -> Recipe:
     return shrink(get_recipe("colar/tiny"), corpus)
+
+
+def test_latents_of_another_question_take_their_places(tiny: Recipe, tmp_path: Path) -> None:
+    model = mentalese.load(saved(tmp_path / "run", tiny), "cpu")
+    own = model.think("Ann has 2 pens. How many?", influence=True, max_new_tokens=12)
+    patched = model.think("Ann has 2 pens. How many?", patch="Bob buys 3 books. How many?", max_new_tokens=12)
+    assert len(own.thoughts) == len(patched.thoughts) == len(patched.curves[INFLUENCE]) > 0
+    assert not torch.equal(patched.curves[INFLUENCE], own.curves[INFLUENCE])
 
 
 def test_a_row_has_its_steps_between_the_markers(tiny: Recipe) -> None:

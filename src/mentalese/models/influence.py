@@ -42,6 +42,7 @@ def influence(
     count = made.count if values is None else min(made.count, len(values))
     remedy = "its thoughts are decisions about each token, which another text does not have"
     require(values is None or bool(made.made), "model", model.config.model_type, remedy)
+    require(values is None or len(values) > 0, "the other text", "a text without thoughts", "use one that has some")
     for mine, other in zip(made.made.values(), values or ()):
         remedy = "its thoughts are as long as their text, use another text of that length"
         require(mine.shape == other.shape, "the shape of a thought of the other text", [*other.shape], remedy)

@@ -57,9 +57,20 @@ def think(
     length, context = ids.shape[1], context_length(model.config)
     asked = influence or patch is not None
 
+    def answered(prompt: Tensor) -> Tensor:
+        """Return a prompt with the greedy answer of a model that answers, which may think in it."""
+        if not saved.answers:
+            return prompt
+        size = prompt.shape[1]
+        remedy = f"the question has {size} tokens and the model's context is {context}, shorten it or set fewer"
+        require(context is None or size + max_new_tokens <= context, "max_new_tokens", max_new_tokens, remedy)
+        options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
+        with seeded(model, 0), plainly(model), torch.no_grad():
+            return model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **options_of_answer)
+
     def measured(read: ThoughtTrace) -> ThoughtTrace:
         if asked:
-            values = None if patch is None else thoughts_of(model, _prompt(saved, patch)[0], **options)
+            values = None if patch is None else thoughts_of(model, answered(_prompt(saved, patch))[0], **options)
             _add_influence(model, read, values, **options)
         return read
 
@@ -72,13 +83,7 @@ def think(
         through = [name for name, words in model.shown.items() if words.along in ALONG_TEXT]
         return joined(traces, windows, through)
     require(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "set at least 1")
-    fits = context is None or length + max_new_tokens <= context
-    remedy = f"the question has {length} tokens and the model's context is {context}, shorten it or set fewer"
-    require(fits, "max_new_tokens", max_new_tokens, remedy)
-    options_of_answer = {"do_sample": False, "max_new_tokens": max_new_tokens, **stops(model, special)}
-    with seeded(model, 0), plainly(model), torch.no_grad():
-        ids = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options_of_answer)
-    return dataclasses.replace(measured(trace(saved, ids[0], **options)), written=length)
+    return dataclasses.replace(measured(trace(saved, answered(ids)[0], **options)), written=length)
 
 
 def _prompt(saved: Saved, text: str) -> Tensor:
