@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ def test_numbers_are_answers(tmp_path: Path) -> None:
     rows = [{"question": f"{answer}?", "steps": [], "answer": answer} for answer in (3, 2.5, 12.0, -1)]
     _, found = whole(write(tmp_path, rows))
     assert [segments[-1] for segments in found if segments] == ["### 3", "### 2.5", "### 12", "### -1"]
+    for missing in (math.nan, math.inf):
+        rows[1]["answer"] = missing
+        with pytest.raises(InputError, match=f"the answer is {missing}, which a table has where there is none"):
+            whole(write(tmp_path, rows))
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,10 @@ def answer_text(answer: object) -> str:
     """Return an answer as text, a whole number without decimals (12.0 is 12)."""
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise TypeError(f"the answer is {answer!r}, neither text nor number")
-    if isinstance(answer, float) and math.isfinite(answer) and answer.is_integer():
-        answer = int(answer)
+    if isinstance(answer, float):
+        if not math.isfinite(answer):
+            raise TypeError(f"the answer is {answer}, which a table has where there is none")
+        answer = int(answer) if answer.is_integer() else answer
     return str(answer)
 
 
