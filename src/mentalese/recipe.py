@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import field
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -77,6 +78,10 @@ class OptimizerConfig:
         has_end = self.schedule != "constant" or ratio == type(self).min_learning_rate_ratio
         remedy = "a constant schedule has no end; remove it, or set optimizer.schedule to cosine or linear"
         require(has_end, "optimizer.min_learning_rate_ratio", ratio, remedy)
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Return the length of the warm-up in steps, of a schedule of `total_steps`."""
+        return math.ceil(self.warmup if self.warmup >= 1 else self.warmup * total_steps)
 
 
 @checked_dataclass("train")

@@ -560,6 +560,9 @@ def test_a_warmup_longer_than_the_run_is_named() -> None:
     )
     assert long == ["the learning rate still rises when the run ends, after 8 steps (optimizer.warmup is 2,000)"]
     assert short == []
+    part = TrainConfig(steps=8, schedule_share=0.5)  # of 16 steps, of which the warm-up takes 12
+    about = make_plan(BOOK, train=part, optimizer=OptimizerConfig(warmup=0.75), **SHAPES[0]).remarks()
+    assert about[0] == "the learning rate still rises when the run ends, after 8 steps (optimizer.warmup is 0.75)"
 
 
 def test_a_phase_that_begins_with_the_run_resets_nothing() -> None:

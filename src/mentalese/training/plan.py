@@ -186,10 +186,10 @@ class Plan:
                 f"the run ends before {len(late)} of its {len(phases)} phases {begin}, from {late[0].clock} "
                 f"{late[0].start:g} ({changes}) on; train longer, or set phases that begin earlier"
             )
-        if (warmup := self.recipe.optimizer.warmup) > self.schedule_steps:
+        if self.recipe.optimizer.warmup_steps(self.schedule_steps) > self.total_steps:
             remarks.append(
                 f"the learning rate still rises when the run ends, after {self.total_steps:,} steps "
-                f"(optimizer.warmup is {warmup:,g})"
+                f"(optimizer.warmup is {self.recipe.optimizer.warmup:,g})"
             )
         if (share := self.recipe.train.schedule_share) < 1:
             remarks.append(f"the run ends after {share:.0%} of its learning rate's schedule (train.schedule_share)")

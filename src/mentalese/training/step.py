@@ -53,7 +53,7 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int, progress
     The warm-up counts steps; the decay follows `progress` in [0, 1], which counts tokens or epochs if the run's length
     is set in these, so that a curriculum that changes the size of a step does not make the rate jump.
     """
-    warmup = math.ceil(config.warmup if config.warmup >= 1 else config.warmup * total_steps)
+    warmup = config.warmup_steps(total_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     start = warmup / max(total_steps, 1)
