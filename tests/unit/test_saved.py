@@ -116,7 +116,7 @@ def test_fields_of_from_pretrained_are_checked(kind: str, fields: dict[str, Any]
     AutoConfig.for_model(kind, vocab_size=11).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=message):
         AutoConfig.from_pretrained(tmp_path, **fields)
-    given = {"initializer_range": 1.0} if kind == "thoughtbubbles" else {"write_passes": 2}
+    given = {"initializer_range": 1.0} if kind == "thoughtbubbles" else {"parallel_passes": 2}
     (name,) = given
     assert getattr(AutoConfig.from_pretrained(tmp_path, **given), name) == given[name]
 

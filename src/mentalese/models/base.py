@@ -272,6 +272,7 @@ class LanguageModel(_Module):
             scored: bool [batch, length], the tokens that the token before them predicts; scores of others are NaN.
             logits: function that returns the logits [batch, m, vocabulary] of the tokens in columns [m].
         """
+        input_ids = input_ids.long()
         surprisal = torch.full(input_ids.shape, math.nan, device=input_ids.device)
         entropy, predicted = surprisal.clone(), input_ids.clone()
         size = max(1, _PIECE // len(input_ids))
