@@ -193,7 +193,7 @@ def test_thoughts_of_texts_are_replaced_one_by_one(name: str, names: list[str], 
     found = {part["thoughts"]: part for part in every[len(plain) :]}
     assert [*found][: len(names)] == [f"{name}, removed" for name in names]
     for part in found.values():
-        assert part["difference"] == pytest.approx(part["score"] - plain[0]["score"], abs=1e-5)
+        assert part["score"] is None, "own thoughts' score is of other tokens"
     changed = [each for each in names if abs(found[f"{each}, removed"]["difference"]) > 1e-5]
     assert changed == (names[1:] if name == "thought_gestalt/tiny" else names)
 
@@ -201,7 +201,11 @@ def test_thoughts_of_texts_are_replaced_one_by_one(name: str, names: list[str], 
 def test_a_document_of_one_part_is_counted_by_distance_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = ([2, 4], [4])  # of the sentences of two documents
     traces = [
-        ThoughtTrace(torch.arange(4), thoughts=[Thought(torch.zeros(1), end - 2, end, "sentence") for end in each])
+        ThoughtTrace(
+            torch.arange(4),
+            special=[False] * 4,
+            thoughts=[Thought(torch.zeros(1), end - 2, end, "sentence") for end in each],
+        )
         for each in ends
     ]
     model = SimpleNamespace(read_thoughts=lambda trace: [*range(len(trace.thoughts))], config=None)
@@ -213,6 +217,9 @@ def test_a_document_of_one_part_is_counted_by_distance_as_the_others(monkeypatch
     split = SimpleNamespace(document_bytes=[4, 4])
     rows = ablation._changes(saved_model, split, show=False)
     assert [[*row] for row in rows] == [["0 back", "1 back"], ["0 back"]]
+    several, one = ablation._one_by_one(rows)
+    assert several["interval"] == (1.0, 1.0)
+    assert one["interval"] is None, "one document has such tokens"
 
 
 @pytest.mark.slow
@@ -225,7 +232,9 @@ def test_the_mean_of_one_thought_is_over_its_tokens(tmp_path: Path, corpus: Path
         trace = model.trace(document_ids(model, split, number))
         nats = influence(model.model, trace.input_ids)
         for i, thought in enumerate(trace.thoughts[1:]):
-            before += [value for value in nats[i, thought.start : thought.end].tolist() if not math.isnan(value)]
+            span = slice(thought.start, thought.end)
+            values = zip(nats[i, span].tolist(), trace.special[span])
+            before += [value for value, special in values if not (special or math.isnan(value))]
     [part] = [part for part in parts if part["thoughts"] == "1 back, removed"]
     assert part["difference"] == pytest.approx(sum(before) / len(before), abs=1e-6)
 

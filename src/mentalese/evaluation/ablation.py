@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -72,7 +73,7 @@ def run(
     else:
         changes = _changes(saved, split, show) if options.each else []
         reference, ablations = _scored(saved, split, [*_kinds(controls)], show)
-        ablations += _one_by_one(changes, float(np.nanmean(reference))) if changes else []
+        ablations += _one_by_one(changes) if changes else []
     documents = saved.evaluation.documents(len(split.document_bytes))
     tokens = int((~np.isnan(reference)).sum())
     counted = {"questions": len(reference)} if questions else {"documents": documents, "tokens": tokens}
@@ -127,7 +128,7 @@ def neighbours(saved: Saved, split: Split) -> dict[int, int]:
     return donors
 
 
-def _entry(thoughts: str, score: float, difference: float, interval: Sequence[float] | None) -> Entry:
+def _entry(thoughts: str, score: float | None, difference: float, interval: Sequence[float] | None) -> Entry:
     own = thoughts == OWN
     return {
         "thoughts": thoughts,
@@ -180,6 +181,7 @@ def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
             require(read is not None, "each", True, remedy)
             assert read is not None
             nats = influence(model, trace.input_ids).cpu().double()
+            nats[:, torch.tensor(trace.special)] = math.nan  # scores of the same table leave them out too
             spans = [slice(trace.thoughts[i].start, trace.thoughts[i].end) for i in read]
             rows.append((spans[: len(nats)], nats))
             bar.update(number + 1)
@@ -201,8 +203,8 @@ def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
     return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}
 
 
-def _one_by_one(rows: Sequence[Mapping[str, Tensor]], own: float) -> list[Entry]:
-    """Return an entry for each distance or thought, from the changes of documents and the score of own thoughts."""
+def _one_by_one(rows: Sequence[Mapping[str, Tensor]]) -> list[Entry]:
+    """Return an entry for each distance or thought, from the changes of documents; each is of other tokens."""
     names = {name: None for row in sorted(rows, key=len) for name in row}
     none = torch.empty(0)
     sums, counts = (
@@ -210,7 +212,6 @@ def _one_by_one(rows: Sequence[Mapping[str, Tensor]], own: float) -> list[Entry]
         for measure in (torch.nansum, lambda values: values.isfinite().sum())
     )
     means, bounds = (sums.sum(0) / counts.sum(0)).tolist(), bootstrap_ratio(sums, counts)
-    intervals = [None] * len(names) if bounds is None else bounds.T.tolist()
-    return [
-        _entry(f"{name}, removed", own + mean, mean, interval) for name, mean, interval in zip(names, means, intervals)
-    ]
+    several = (counts > 0).sum(0) > 1
+    intervals = [None if bounds is None or not several[i] else bounds[:, i].tolist() for i in range(len(names))]
+    return [_entry(f"{name}, removed", None, mean, interval) for name, mean, interval in zip(names, means, intervals)]

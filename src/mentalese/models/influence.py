@@ -24,7 +24,7 @@ def influence(
 ) -> Tensor:
     """Return what each token loses if one thought is replaced, in nats [thoughts, length]; NaN without a score.
 
-    A batch contains the text once for each thought. Thoughts are in the order in which the model makes them: sentence
+    Batches contain the text once for each thought. Thoughts are in the order in which the model makes them: sentence
     vectors, latents, predicted concepts, thought vectors, turns; of Thoughtbubbles the decisions about each token.
 
     Args:
