@@ -128,6 +128,7 @@ def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:3]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     held = opened.on(f"file:{tmp_path / 'texts.jsonl'}")
+    assert (opened.part, held.part) == ("test", "all")
     whole = sum(score.nll for score in opened.score(texts))
     splits = held.store("train").splits
     parts = [held.perplexity(split) for split in splits.values()]

@@ -127,7 +127,7 @@ def nll_by_position(scores: np.ndarray, split: Split, length: int) -> list[Numbe
 
 
 def _positions(paths: Sequence[str], *, source: str | None = None, documents: int | None = None) -> Drawing:
-    """Draw nats per token against the place in the document, of models on the test split of one text.
+    """Draw nats per token against the place in the document, of models on the test split of one text, or all of a file.
 
     Raises:
         InputError: models whose tokenizers split the text into different tokens, or that score none.
@@ -139,7 +139,7 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
     settings: dict[str, str | None] = {}
     for path, label in zip(paths, model_names(paths)):
         saved = load(path).on(source, **settings).scored_by(max_documents=documents)
-        source, split = saved.data.source, saved.split("test")
+        source, split = saved.data.source, saved.split(saved.part)
         settings = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
         first = tokens if first is None else first
@@ -151,7 +151,8 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         spans = nll_by_position(saved.token_scores(split), split, length)
         require(bool(spans), f"scored tokens of {path}", 0, "use a model of text, and documents of two tokens")
         scored = saved.scored_by(tokens="lexical").protocol
-        runs.append({"path": path, "label": label, "length": length, "spans": spans, "protocol": scored})
+        about: Numbers = {"path": path, "label": label, "split": saved.part, "length": length}
+        runs.append(about | {"spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):
         places, label = [span["first"] for span in run["spans"]], run["label"] + scored_as(run["protocol"])

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from mentalese.data.batch import Batch, to_device
 from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout
+from mentalese.data.sources import is_one_text
 from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
@@ -142,6 +143,11 @@ class Saved:
             return fingerprint is not None and fingerprint == source_fingerprint(self.data)
         except InputError:  # too short to be split, or split in another way
             return False
+
+    @property
+    def part(self) -> str:
+        """The split that scores are of: `all` of a file that the model was not trained on, `test` of other texts."""
+        return "all" if is_one_text(self.data.source) and not self.reads_own_text else "test"
 
     def compile(self, **options: Any) -> Saved:
         """Compile the model's layers, in place, by `torch.compile(**options)`; the first calls take up to minutes."""

@@ -372,7 +372,7 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
     from mentalese.models.influence import influence
     from mentalese.models.thinking import document_ids
 
-    split = saved.split("test")
+    split = saved.split(saved.part)
     columns: dict[str, list[list[float]]] = {"influence (nats)": [], "attention (share)": []}
     holders = []
     for number in range(min(documents, len(split.document_bytes))):

@@ -105,7 +105,7 @@ def entropy(paths: list[str]) -> Drawing:
 
     saved, names = _open(paths[0]), model_names(paths)
     models = [saved.model, *(_other(path, saved, names[0]).model for path in paths[1:])]
-    split = saved.split("test")
+    split = saved.split(saved.part)
     forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
     for batch, target, logits, traces in _outputs(saved, split):
         scored = target >= 0
@@ -234,7 +234,7 @@ def attention(paths: list[str]) -> Drawing:
     from mentalese.evaluation.statistics import bootstrap_ratio
 
     saved, [label] = _open(paths[0]), model_names(paths)
-    split = saved.split("test")
+    split = saved.split(saved.part)
     count = min(DOCUMENTS, len(split.document_bytes))
     names = [(reader, kind) for reader, kinds in _KINDS.items() for kind in kinds]
     sums, sizes = np.zeros((2, count, len(names)))
@@ -427,7 +427,7 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
         documents: score the first N of them.
     """
     names, saved = model_names(paths), _open(paths[0]).on(source).scored_by(max_documents=documents)
-    split = saved.split("test")
+    split = saved.split(saved.part)
     readers = {
         "block-wise (not causal)": saved.scored_by(estimator="block-not-causal"),
         "fixed budget": saved.scored_by(estimator="prefix-fixed"),
