@@ -490,6 +490,15 @@ def test_shots_leave_room_for_question_and_answer(prepared: tuple[TokenStore, An
         ask(saved, store.splits["test"], AnswerOptions(shots=1))
 
 
+def test_all_examples_may_be_shots_but_a_question_for_itself(prepared: tuple[TokenStore, Any, QuestionAnswer]) -> None:
+    store, tokenizer, layout = prepared
+    saved = opened(Scripted(["no"], tokenizer), tokenizer, layout, **vars(SETTINGS) | {"max_documents": 1})
+    two = store.splits["train"].first(2)
+    assert len(ask(saved, store.splits["test"], AnswerOptions(shots=2), examples=two).records) == 1
+    with pytest.raises(InputError, match="shots is 2: only 1 training records have another question"):
+        ask(saved, two, AnswerOptions(shots=2), examples=two)
+
+
 @pytest.mark.parametrize("layout", [Packed(), SentenceStreams()])
 def test_a_model_of_texts_reads_a_question_as_it_reads_texts(
     prepared: tuple[TokenStore, Any, QuestionAnswer], layout: Layout

@@ -180,7 +180,7 @@ class QuestionPrompts:
             fitting = np.flatnonzero(sizes + 1 <= (context - self.limit - longest) // shots)
         remedy = f"only {len(fitting)} of {usable} training records are short enough that so many fit into the model's "
         remedy += "context, set fewer"
-        require(len(fitting) > shots, "shots", shots, remedy)
+        require(len(fitting) >= shots, "shots", shots, remedy)
         texts_before = []
         for document, question in self.questions.items():
             others = fitting[fitting != document] if examples is self.split else fitting
