@@ -372,6 +372,11 @@ def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer
     gains = [part["scores"]["gain"]["values"] for part in drawn["traces"]]
     assert gains == [[None, 0.0, None, None], [None, 0.0, None, None, None]], "as far as the texts agree"
     assert drawn["note"] == "The first 2 tokens are the same for a and b; after these no difference is shown."
+    other = dataclasses.replace(trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([5, 9])), model="c")
+    assert payload([short, other])["note"].startswith("The first token is the same for a and c;")
+    assert not any(score["diverging"] for name, score in drawn["traces"][0]["scores"].items() if name != "gain")
+    short.scores[INFLUENCE] = torch.tensor([-1.0, 1.0, 0.0, 0.5])
+    assert payload([short])["traces"][0]["scores"][INFLUENCE]["diverging"], "losses have both signs"
     apart = dataclasses.replace(trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([9, 6, 7])), model="b")
     drawn = payload([short, apart])
     assert "gain" not in drawn["traces"][0]["scores"]

@@ -19,7 +19,7 @@ from mentalese.evaluation.questions import answer_in, rule_of
 from mentalese.formatting import model_names, short_names
 from mentalese.models.base import LanguageModel, count_parameters
 from mentalese.models.saved import Saved
-from mentalese.models.trace import SHOWN, Shown, ThoughtTrace
+from mentalese.models.trace import INFLUENCE, SHOWN, Shown, ThoughtTrace
 from mentalese.registry import MODELS, load
 
 Drawn = dict[str, Any]
@@ -118,7 +118,7 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         "tokens": trace.tokens or [str(token) for token in trace.input_ids.tolist()],
         "special": trace.special or [False] * len(trace.input_ids),
         "scores": {
-            key: vars(_shown(key, words)) | {"values": numbers(values), "diverging": False}
+            key: vars(_shown(key, words)) | {"values": numbers(values), "diverging": key == INFLUENCE}
             for key, values in trace.scores.items()
         },
         "thoughts": [
@@ -209,7 +209,8 @@ def _add_gains(traces: Sequence[ThoughtTrace], drawn: list[Drawn], control: str 
             "diverging": True,
         }
     if same < max(map(len, text)):
-        unlike.append(f"The first {same} tokens are the same for {names}; after these no difference is shown.")
+        first = "The first token is" if same == 1 else f"The first {same} tokens are"
+        unlike.append(f"{first} the same for {names}; after these no difference is shown.")
     return " ".join(unlike)
 
 
