@@ -52,6 +52,11 @@ def share_text(value: float) -> str:
     return f"{round(100 * value) + 0}%"
 
 
+def signed(value: float, digits: int) -> str:
+    """`0.71` -> `+0.7`; zero has a plus, also below it."""
+    return f"{round(value, digits) + 0:+.{digits}f}"
+
+
 def time_text(created: str) -> str:
     """`2026-01-02T03:04:05+00:00` -> `2026-01-02 03:04:05 UTC`."""
     return created.replace("T", " ").replace("+00:00", " UTC")

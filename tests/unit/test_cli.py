@@ -240,6 +240,8 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("compare no-such/*", "no recipe matches"),
         ("generate model", "there is no prompt"),
         ("generate model --file no-such-file", "--file is 'no-such-file': use a UTF-8 text file"),
+        (f"generate model --file {__file__}/below", "use a UTF-8 text file"),
+        ("list --table=", "--table is '': use 'Table 1'"),
         (f"generate model --file {'a' * 300}", "use a path, whose names have at most 255 bytes"),
         ("generate model --prompt a --greedy --top-k 5", "contradict"),
         ("generate model --prompt a --file b.txt", "--prompt and --file are both given"),

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from mentalese import cli, get_recipe, recipes
+from mentalese.commands.measure import text_read
+from mentalese.formatting import signed
 from mentalese.model_fields import field_docs
 from mentalese.recipe_files import section_fields, sections
 from mentalese.registry import families
@@ -109,6 +111,32 @@ def test_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert not any(recipe.paper and name in shown.split() for name, recipe in recipes().items())
 
 
+def test_the_list_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert "masked_diffusion" in out(capsys, "list")
+
+
+def test_the_line_about_scores_names_what_they_share() -> None:
+    one = {
+        "split": "test",
+        "source": "builtin:x",
+        "documents": 3,
+        "tokens": 192,
+        "protocol": {"context": "windows of 9"},
+    }
+    bound = one | {"protocol": {"context": "windows of 9", "estimator": "elbo-bound"}}
+    prefix = bound | {"tokens": 96, "protocol": {"estimator": "prefix"}}
+    assert text_read(one) == "scored: the test split of builtin:x, 3 documents, 192 tokens, in windows of 9"
+    assert text_read(bound).endswith("192 tokens, in windows of 9 (elbo-bound)")
+    assert text_read(bound, prefix) == "scored: the test split of builtin:x, 3 documents, in windows of 9"
+    whole = one | {"reference_protocol": {"context": "whole documents"}}
+    assert text_read(whole) == "scored: the test split of builtin:x, 3 documents, 192 tokens"
+
+
+def test_zero_has_no_minus() -> None:
+    assert [signed(value, 1) for value in (-0.01, 0.0, 0.26, -0.26)] == ["+0.0", "+0.0", "+0.3", "-0.3"]
+
+
 def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
     def names(*arguments: str) -> set[str]:
         return {line.split()[0] for line in out(capsys, "list", *arguments).splitlines() if line.startswith("  ")}
@@ -123,6 +151,8 @@ def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
         n for n, paper in papers.items() if re.search(r"Table 2\b|Tables 1, 2", paper)
     }
     assert names("--table", "figure 4") == {n for n, p in papers.items() if "Figure 4" in p or "Figures 1 and 4" in p}
+    assert names("--table", "17") == names("--table", "table 17")
+    assert names("--table", "tables 4 and 17") == names("--table", "table 4") | names("--table", "table 17")
     assert names("--table", "table 17") == {n for n, paper in papers.items() if "15 to 18" in paper}
     assert names("--table", "section 2.1") == {n for n, paper in papers.items() if "Section 2.1" in paper}
     assert names("--all") >= set(recipes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -55,4 +56,4 @@ def run(options: Options) -> None:
     ]
     print_table(("split", "documents", "segments", "tokens"), rows)
     print("", *report(store, sentences=True), sep="\n")
-    print(f"{len(tokenizer):,} tokens in the vocabulary; train on it with --data store:{options.out}")
+    print(f"{len(tokenizer):,} tokens in the vocabulary; train on it with --data {shlex.quote(f'store:{options.out}')}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -40,5 +41,5 @@ def run(options: Options) -> None:
     grow.grow(options.base, options.family, options.out, seed=options.seed, **fields)
     nats = grow.difference(options.base, options.out)
     print(f"{options.out} starts as {options.base} (at most {nats:.4f} nats apart on an English text): train it with")
-    print(f"`mentalese train {options.out / grow.RECIPE} --data SOURCE`,")
-    print(f"or with another recipe of the same model and --train.init {options.out}")
+    print(f"`mentalese train {shlex.quote(str(options.out / grow.RECIPE))} --data SOURCE`,")
+    print(f"or with another recipe of the same model and --train.init {shlex.quote(str(options.out))}")

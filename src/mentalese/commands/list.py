@@ -59,6 +59,7 @@ def run(options: Options) -> None:
     }
     selected = recipes() if options.family is None else _of_family(options.family)
     if options.table is not None:
+        require(bool(options.table.strip()), "--table", options.table, "use 'Table 1', or 'Figures 1 and 4'")
         selected = {name: r for name, r in selected.items() if _is_of(options.table.lower(), (r.paper or "").lower())}
     elif options.family is not None:
         selected = {name: r for name, r in selected.items() if not r.paper}
@@ -97,7 +98,8 @@ def run(options: Options) -> None:
 
 def _is_of(asked: str, paper: str) -> bool:
     """Test if a recipe's place in a paper includes the one that is asked for."""
-    return _places(asked) <= _places(paper) if _places(asked) else asked in paper
+    places = _places(f"table {asked}" if asked.isdecimal() else asked)
+    return bool(places & _places(paper)) if places else asked in paper
 
 
 def _places(text: str) -> set[tuple[str, int]]:
@@ -142,5 +144,6 @@ def _rank(recipe: Recipe) -> int:
 
 
 def _wrapped(names: Iterable[str], **limits: Any) -> str:
-    lines = textwrap.wrap("  ".join(names), width() - 4, break_on_hyphens=False, break_long_words=False, **limits)
+    size = max(width() - 4, len(limits.get("placeholder", "")))
+    lines = textwrap.wrap("  ".join(names), size, break_on_hyphens=False, break_long_words=False, **limits)
     return textwrap.indent("\n".join(lines), "    ")

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from mentalese.commands.options import ModelPath
 from mentalese.evaluation.options import AblationOptions, AnswerOptions, EvaluationOptions, SampleOptions, TextOptions
 from mentalese.files import check_place, write_json
-from mentalese.formatting import scored_as, unanswered
+from mentalese.formatting import scored_as, signed, unanswered
 from mentalese.models.generate_options import config_fields
 from mentalese.screen import only_result_on_stdout, print_json, print_table
 from mentalese.values import Place, Texts, checked_dataclass
@@ -84,8 +84,8 @@ class Eval(Measurement, EvaluationOptions):
         results = measures.run(self.open(), self, questions, show=True)
         rows = [(task, *row) for task, result in results.items() for row in metric_rows(result)]
         scored = results.get("perplexity", {})
-        scored = scored if "source" in scored or not scored else next(iter(scored.values()))  # by estimator
-        return Measured(results, ("task", "metric", "value"), rows, text_read(scored) if scored else "")
+        about = text_read(*([scored] if "source" in scored else scored.values())) if scored else ""
+        return Measured(results, ("task", "metric", "value"), rows, about)
 
 
 @checked_dataclass("")
@@ -123,12 +123,12 @@ class Ablate(Measurement, AblationOptions):
             header = ("thoughts", "accuracy", "difference in points", "95% over questions", "other's answer")
 
         def change(value: float) -> str:
-            return f"{100 * value:+.1f}" if is_accuracy else f"{value:+.4f}"
+            return signed(100 * value, 1) if is_accuracy else signed(value, 4)
 
         rows = [
             (
                 part["thoughts"],
-                f"{part['score']:.1%}{unanswered(part)}" if is_accuracy else f"{part['score']:.4f}",
+                f"{part['score']:.1%}{unanswered(part)}" if is_accuracy else _four_digits(part["score"]),
                 "" if part["difference"] is None else change(part["difference"]),
                 "" if part["interval"] is None else " to ".join(map(change, part["interval"])),
                 *(["" if part["others"] is None else f"{part['others']:.1%}"] if is_accuracy else []),
@@ -172,8 +172,8 @@ class Diff(Measurement, TextOptions):
             (
                 labels.get(part["position"], str(part["position"])),
                 f"{part['tokens']:,}",
-                f"{part['difference']:+.4f}",
-                "" if part["interval"] is None else "{:+.4f} to {:+.4f}".format(*part["interval"]),
+                signed(part["difference"], 4),
+                "" if part["interval"] is None else " to ".join(signed(bound, 4) for bound in part["interval"]),
             )
             for part in (result["overall"], *result["by_position"])
         ]
@@ -181,15 +181,26 @@ class Diff(Measurement, TextOptions):
         return Measured(result, header, rows, text_read(result | {"tokens": result["overall"]["tokens"]}))
 
 
-def text_read(result: Result) -> str:
-    """Return text, windows and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`."""
+def _four_digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def text_read(result: Result, *others: Result) -> str:
+    """Return text, windows and rule of a result: `scored: all of file:my.txt, 1 document, 57 tokens (prefix)`.
+
+    Args:
+        others: results by other rules on the same text; tokens that differ are left out, and so are the rules.
+    """
     part = "all" if result["split"] == "all" else f"the {result['split']} split"
-    what = ("questions",) if "questions" in result else ("documents", "tokens")
+    what = ["questions"] if "questions" in result else ["documents", "tokens"]
+    what = [name for name in what if all(other[name] == result[name] for other in others)]
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
     rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
     rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
+    rule = "" if others else rule
     verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
-    context = str(result.get("protocol", {}).get("context", "")).partition(",")[0]
+    contexts = {str(result[name].get("context", "")) for name in ("protocol", "reference_protocol") if name in result}
+    context = contexts.pop().partition(",")[0] if len(contexts) == 1 else ""  # of models that read alike
     windows = f", in {context}" if "windows" in context else ""
     return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{windows}{cut}{rule}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -56,7 +57,7 @@ def run(options: Options) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(renamed(file.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{out} contains the family {name}; its model is {out / name / 'model.py'}")
-    print(f"next: pip install -e {out}; mentalese check {name}; mentalese train {name}/tiny")
+    print(f"next: pip install -e {shlex.quote(str(out))}; mentalese check {name}; mentalese train {name}/tiny")
 
 
 def _class_name(name: str) -> str:

@@ -48,7 +48,7 @@ def read_text(path: Path) -> str:
     """Return the text of the file in `--file`."""
     try:
         return path.read_text(encoding="utf-8-sig")  # without the mark that some editors begin a text with
-    except (FileNotFoundError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--file is {str(path)!r}: use a UTF-8 text file ({error})") from None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from mentalese.formatting import scored_as
+from mentalese.formatting import scored_as, share_text
 from mentalese.screen import only_result_on_stdout, print_json, print_table
 from mentalese.values import Place, Positive, PositiveNumber, Texts, checked_dataclass
 
@@ -75,8 +75,8 @@ def run(options: Options) -> None:
         (
             method["name"] + scored_as(method),
             method["role"],
-            f"{method['closed']['mean']:.0%}",
-            "" if method["closed"]["interval"] is None else "{:.0%} to {:.0%}".format(*method["closed"]["interval"]),
+            share_text(method["closed"]["mean"]),
+            " to ".join(map(share_text, method["closed"]["interval"] or ())),
             "{count} of {of}".format(**method["solved"]) if method.get("solved") else "",
             f"{method['score']['mean']:.4f}",
             f"{method['learning_rate']:g}",

@@ -109,7 +109,8 @@ def adapted_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Languag
 def difference(base: str, grown: Path) -> float:
     """Return the largest difference of log-probabilities of the base's tokens, in nats, on an English text."""
     (first, tokenizer), (second, _) = load_model(base), load_model(grown)
-    ids = torch.tensor([tokenizer(stdlib()[0].text, add_special_tokens=False)["input_ids"][:_TOKENS]])
+    cut = {"truncation": True, "max_length": _TOKENS, "add_special_tokens": False}
+    ids = torch.tensor([tokenizer(stdlib()[0].text, **cut)["input_ids"]])
     logits = [model.float()(ids).logits[..., : len(tokenizer)] for model in (first, second)]  # a base may be bfloat16
     before, after = (values.log_softmax(-1) for values in logits)
     return float((after - before).abs().max())

@@ -10,7 +10,7 @@ import numpy as np
 from mentalese.analyses.drawing import COLORS, Drawing, Figure, Numbers, canvas, footnote, percent_axis
 from mentalese.errors import require
 from mentalese.files import read_json
-from mentalese.formatting import method_name, scored_as
+from mentalese.formatting import method_name, scored_as, share_text
 from mentalese.suite.recipes import SUITE
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _matrix(paths: list[str]) -> Drawing:
         shade = (*to_rgb(COLORS[0]), 0.25 + 0.75 * min(max(share, 0), 1)) if better else "0.93"
         panel.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=shade, edgecolor="none"))
         weight, color = ("bold", "white" if share > 0.5 else "black") if better else ("normal", "0.45")
-        words = {"not trained": "not\ntrained", "undecided": f"{share:.0%} ?"}.get(found, f"{share:.0%}")
+        text = share_text(share)
+        words = {"not trained": "not\ntrained", "undecided": f"{text} ?"}.get(found, text)
         panel.text(x, y, words, ha="center", va="center", fontsize=9, weight=weight, color=color, linespacing=0.9)
     panel.set_xticks(range(len(columns)), columns, rotation=30, ha="left")
     panel.set_yticks(range(len(families)), families)
