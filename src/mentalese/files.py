@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import json
 import os
@@ -110,7 +109,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of `target` to write into; it takes the name `target` when the block ends well.
 
     A folder of that name stays and the new one goes (another process was first); with `replace` the old one goes. In
-    the cache, what a killed process left is removed after a day.
+    the cache, what killed processes left beside it is removed after a day.
 
     Raises:
         InputError: the disk is full, the place cannot be written, or it is a folder without a name, such as `.`.
@@ -121,7 +120,7 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
         with _writing(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.is_relative_to(cache_dir()):
-                _remove_old_remains(target)
+                _remove_old_remains(target.parent)
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
             yield temporary
             temporary.chmod(0o755)
@@ -141,9 +140,9 @@ def whole_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_old_remains(target: Path) -> None:
-    """Remove temporary folders of `whole_folder(target)` in which nothing was written for a day."""
-    for remains in target.parent.glob(f".{glob.escape(target.name)}-*"):
+def _remove_old_remains(place: Path) -> None:
+    """Remove temporary folders of `whole_folder` in which nothing was written for a day."""
+    for remains in place.glob(".*-????????"):
         with suppress(OSError):  # another process removes it too
             if max(path.stat().st_mtime for path in (remains, *remains.rglob("*"))) < time.time() - _DAY:
                 shutil.rmtree(remains, ignore_errors=True)
@@ -224,7 +223,7 @@ def write_json(path: Path, content: object) -> None:
 CHECKSUM = "checksum"
 RECORD = "mentalese.json"
 """The record in the folder of a model or tokenizer: its kind, and the SHA-256s of its files."""
-_READ = ("*config.json", "adapter/*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
+_READ = ("*config.json", "*token*.json", "vocab*", "merges.txt", "*.jinja", "*.index.json")
 
 
 def sha256(path: Path) -> str:
@@ -265,14 +264,18 @@ def read_json(path: Path) -> JsonObject:
 def file_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256s of the files of a model or tokenizer that are read beside its weights."""
     files = {path for pattern in _READ for path in folder.glob(pattern)}
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(files)}
+    return {path.name: sha256(path) for path in sorted(files)}
 
 
-def check_files(folder: Path, *, weights: bool = False) -> None:
-    """Raise `InputError` if a file of a model or tokenizer, or `weights` too, differs from its hash in the record."""
+def check_files(folder: Path, *kinds: str) -> None:
+    """Raise `InputError` if a file of a model or tokenizer differs from its hash in the record.
+
+    Args:
+        kinds: the entries of the record that name the files: `files`, `weights` and `adapter`.
+    """
     record = folder / RECORD
     facts = read_json(record) if record.is_file() else {}
-    for kind in ("files", "weights") if weights else ("files",):
+    for kind in kinds:
         hashes = facts.get(kind, {})
         require(isinstance(hashes, dict), f"{kind} in {record}", hashes, "use an intact copy")
         for name, expected in hashes.items():

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def width() -> int:
-    """Return the characters in a line of text on this terminal."""
-    return min(shutil.get_terminal_size().columns, 120)
+    """Return the characters in a line of text on this terminal, at least 20."""
+    return max(20, min(shutil.get_terminal_size().columns, 120))
 
 
 SECONDS_BETWEEN_LINES = 15.0

@@ -202,7 +202,7 @@ def test_a_killed_process_is_one_sentence_and_no_end(
         return [second] if job is first else []
 
     monkeypatch.setattr(jobs_module, "Processes", Processes)
-    with pytest.raises(InputError, match=r"training in .*seed-. ended early: .*; the same command continues"):
+    with pytest.raises(InputError, match=r"training in .*seed-. ended early, by signal 9 .*: the same command"):
         run_jobs([first], count=1, then=follow, show=False)
     monkeypatch.undo()
     assert [result["steps"] for result in run_jobs([first, second], count=1, show=False)] == [4, 4]

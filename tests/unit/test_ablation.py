@@ -217,6 +217,7 @@ def test_a_document_of_one_part_is_counted_by_distance_as_the_others(monkeypatch
     split = SimpleNamespace(document_bytes=[4, 4])
     rows = ablation._changes(saved_model, split, show=False)
     assert [[*row] for row in rows] == [["0 back", "1 back"], ["0 back"]]
+    rows.append({"0 back": torch.tensor([math.nan]), "2 back": torch.tensor([math.nan])})  # only ends of sentences
     several, one = ablation._one_by_one(rows)
     assert several["interval"] == (1.0, 1.0)
     assert one["interval"] is None, "one document has such tokens"

@@ -112,8 +112,9 @@ def test_list_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_list_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "30")
-    assert "masked_diffusion" in out(capsys, "list")
+    for columns in ("30", "3"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert "masked_diffusion" in out(capsys, "list")
 
 
 def test_the_line_about_scores_names_what_they_share() -> None:
@@ -125,10 +126,12 @@ def test_the_line_about_scores_names_what_they_share() -> None:
         "protocol": {"context": "windows of 9"},
     }
     bound = one | {"protocol": {"context": "windows of 9", "estimator": "elbo-bound"}}
-    prefix = bound | {"tokens": 96, "protocol": {"estimator": "prefix"}}
+    prefix = bound | {"tokens": 96, "protocol": {"context": "windows of 9", "estimator": "prefix"}}
     assert text_read(one) == "scored: the test split of builtin:x, 3 documents, 192 tokens, in windows of 9"
     assert text_read(bound).endswith("192 tokens, in windows of 9 (elbo-bound)")
     assert text_read(bound, prefix) == "scored: the test split of builtin:x, 3 documents, in windows of 9"
+    whole_documents = prefix | {"protocol": {"context": "whole documents"}}
+    assert text_read(bound, whole_documents) == "scored: the test split of builtin:x, 3 documents"
     whole = one | {"reference_protocol": {"context": "whole documents"}}
     assert text_read(whole) == "scored: the test split of builtin:x, 3 documents, 192 tokens"
 
@@ -151,6 +154,7 @@ def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
         n for n, paper in papers.items() if re.search(r"Table 2\b|Tables 1, 2", paper)
     }
     assert names("--table", "figure 4") == {n for n, p in papers.items() if "Figure 4" in p or "Figures 1 and 4" in p}
+    assert names("--table", "4 and 17") == names("--table", "tables 4 and 17")
     assert names("--table", "17") == names("--table", "table 17")
     assert names("--table", "tables 4 and 17") == names("--table", "table 4") | names("--table", "table 17")
     assert names("--table", "table 17") == {n for n, paper in papers.items() if "15 to 18" in paper}

@@ -146,8 +146,8 @@ def test_incomparable_runs_and_missing_perplexity_are_refused(tmp_path: Path) ->
     for paths, says in (
         ([own], "use results of ConceptLM"),
         ([plain, other], "trained on different texts"),
-        ([plain, own, mtp], r"mtp.json'.*it is ContextLM or multi-token prediction"),
-        ([plain, own, context], r"context.json'.*it is ContextLM or multi-token prediction"),
+        ([plain, own, mtp], r"mtp.json'.*it is neither ConceptLM with a codebook nor a plain"),
+        ([plain, own, context], r"context.json'.*it is neither ConceptLM with a codebook nor"),
     ):
         with pytest.raises(InputError, match=says):
             write_figure("conceptlm/shares", [str(path) for path in paths], tmp_path / "no.svg")

@@ -21,7 +21,7 @@ from mentalese.families.thought_gestalt.figures import _holder, gates
 from mentalese.files import read_json
 from mentalese.formatting import model_names
 from mentalese.training.loop import train
-from support import shrink
+from support import saved, shrink
 
 
 def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[str, Any]:
@@ -417,3 +417,20 @@ def test_the_suite_is_drawn_from_its_file(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(InputError, match="with a task with an optimum"):
             write_figure("suite", [str(path)], tmp_path / "closed.svg")
+
+
+@pytest.mark.slow
+def test_positions_are_of_one_part_for_all_models(corpus: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(reversed(corpus.read_text().splitlines(keepends=True)[:20])))
+    recipe = shrink(get_recipe("gpt2/tiny"), corpus)
+    first = saved(tmp_path / "first", recipe)
+    data = dataclasses.replace(recipe.data, source=f"file:{other}", tokenizer=str(first / "model"))
+    second = saved(tmp_path / "second", dataclasses.replace(recipe, data=data))
+    third = tmp_path / "third.jsonl"
+    third.write_text("".join(corpus.read_text().splitlines(keepends=True)[5:9]))
+    for source, part in (("file:" + str(corpus), "test"), ("file:" + str(other), "test"), (f"file:{third}", "all")):
+        paths, out = [str(first), str(second)], tmp_path / "positions.svg"
+        runs = write_figure("positions", paths, out, source=source)["runs"]
+        assert [run["split"] for run in runs] == [part, part]
+        assert [run["spans"][0]["tokens"] for run in runs] == [runs[0]["spans"][0]["tokens"]] * 2

@@ -45,15 +45,18 @@ def test_what_killed_preparations_left_in_the_cache_goes_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
-    for place, remain in ((tmp_path / "cache", {"store", ".store-new"}), (tmp_path, {"cache", "store", ".store-old"})):
-        for name in (".store-old", ".store-new"):
+    for place, remain in (
+        (tmp_path / "cache", {"store", ".store-new_temp"}),
+        (tmp_path, {"cache", "store", ".store-old_temp"}),
+    ):
+        for name in (".store-old_temp", ".store-new_temp"):
             (place / name).mkdir(parents=True)
             (place / name / "tokens.bin").touch()
-        for path in (place / ".store-old" / "tokens.bin", place / ".store-old"):
+        for path in (place / ".store-old_temp" / "tokens.bin", place / ".store-old_temp"):
             os.utime(path, (0, 0))
         with whole_folder(place / "store"):
             pass
-        assert {path.name for path in place.iterdir()} == remain | {".store-new"}, "outside the cache all stays"
+        assert {path.name for path in place.iterdir()} == remain | {".store-new_temp"}, "outside the cache all stays"
 
 
 @needs_device

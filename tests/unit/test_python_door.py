@@ -266,3 +266,10 @@ def test_text_after_a_character_of_several_tokens_is_whole(
         streamer.put(torch.tensor(part))
     streamer.end()
     assert "".join(streamer) == after
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_text_cut_within_a_character_is_not_repeated(cut: int, bytes_as_tokens: PreTrainedTokenizerFast) -> None:
+    ids = bytes_as_tokens.encode("a b日c 😀")
+    begins, goes_on = bytes_as_tokens.decode(ids[:cut]).rstrip("�"), decode_after(ids, cut, bytes_as_tokens)
+    assert (begins + goes_on).replace("�", "") == "a b日c 😀"

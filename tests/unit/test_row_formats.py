@@ -83,7 +83,7 @@ def test_numbers_are_answers(tmp_path: Path) -> None:
     assert [segments[-1] for segments in found if segments] == ["### 3", "### 2.5", "### 12", "### -1"]
     for missing in (math.nan, math.inf):
         rows[1]["answer"] = missing
-        with pytest.raises(InputError, match=f"the answer is {missing}, which a table has where there is none"):
+        with pytest.raises(InputError, match=f"the answer is {missing}, which is not a finite number"):
             whole(write(tmp_path, rows))
 
 

@@ -96,7 +96,7 @@ def draw(name: str, *paths: Path, out: Path, text: str | None = None) -> dict[st
 
 def result(path: Path, source: str, parameters: int, perplexity: float, **fields: Any) -> Path:
     """A run's result, with the fields that the figure reads."""
-    model = {"model_type": "thoughtbubbles", "num_hidden_layers": 6, **fields}
+    model = {"model_type": "thoughtbubbles", **fields}
     config = {"model": model, "data": {"source": source}}
     test = {"perplexity": perplexity, "protocol": {"estimator": "exact"}}
     written = {"recipe": "a/b", "config": config, "test": test, "parameters": {"total": parameters}, "curve": []}

@@ -132,15 +132,19 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
     Raises:
         InputError: models whose tokenizers split the text into different tokens, or that score none.
     """
-    from mentalese.models.saved import load
+    from mentalese.models.saved import Saved, load
 
     runs: list[Numbers] = []
     first: np.ndarray | None = None
     settings: dict[str, str | None] = {}
-    for path, label in zip(paths, model_names(paths)):
-        saved = load(path).on(source, **settings).scored_by(max_documents=documents)
-        source, split = saved.data.source, saved.split(saved.part)
-        settings = {"text_column": saved.data.text_column, "detokenizer": saved.data.detokenizer}  # one text for all
+    models: list[Saved] = []
+    for path in paths:
+        models.append(load(path).on(source, **settings).scored_by(max_documents=documents))
+        data = models[-1].data
+        source, settings = data.source, {"text_column": data.text_column, "detokenizer": data.detokenizer}  # one text
+    part = "all" if all(saved.part == "all" for saved in models) else "test"
+    for path, label, saved in zip(paths, model_names(paths), models):
+        split = saved.split(part)
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text
         first = tokens if first is None else first
         remedy = f"it is another than in {paths[0]}, so their positions are not comparable; draw them separately"
@@ -151,7 +155,7 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         spans = nll_by_position(saved.token_scores(split), split, length)
         require(bool(spans), f"scored tokens of {path}", 0, "use a model of text, and documents of two tokens")
         scored = saved.scored_by(tokens="lexical").protocol
-        about: Numbers = {"path": path, "label": label, "split": saved.part, "length": length}
+        about: Numbers = {"path": path, "label": label, "split": part, "length": length}
         runs.append(about | {"spans": spans, "protocol": scored})
     picture, ((axes,),) = canvas(1, 1, 7, 4)
     for i, run in enumerate(runs):

@@ -97,8 +97,8 @@ def run(options: Options) -> None:
 
 
 def _is_of(asked: str, paper: str) -> bool:
-    """Test if a recipe's place in a paper includes the one that is asked for."""
-    places = _places(f"table {asked}" if asked.isdecimal() else asked)
+    """Test if a recipe's place in a paper includes one that is asked for."""
+    places = _places(f"table {asked}" if asked[:1].isdecimal() else asked)
     return bool(places & _places(paper)) if places else asked in paper
 
 

@@ -199,7 +199,8 @@ def text_read(result: Result, *others: Result) -> str:
     rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
     rule = "" if others else rule
     verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
-    contexts = {str(result[name].get("context", "")) for name in ("protocol", "reference_protocol") if name in result}
+    protocols = [one[name] for one in (result, *others) for name in ("protocol", "reference_protocol") if name in one]
+    contexts = {str(protocol.get("context", "")) for protocol in protocols}
     context = contexts.pop().partition(",")[0] if len(contexts) == 1 else ""  # of models that read alike
     windows = f", in {context}" if "windows" in context else ""
     return f"{verb}: {part} of {result['source']}, {', '.join(counts)}{windows}{cut}{rule}"

@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     card = folder / NAME
     require((folder / "config.json").is_file(), "MODEL", path, "it contains no model, use the folder of a run or model")
     require(card.is_file(), "MODEL", path, f"it has no card, write {card} or train again")
-    check_files(folder, weights=True)
+    check_files(folder, "files", "weights", "adapter")
     try:
         validate_repo_id(repo)
     except HFValidationError as error:

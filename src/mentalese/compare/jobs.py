@@ -176,7 +176,7 @@ def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> 
                 done = len(work.results) + sum(share for _, share in shares) + sum(before[i] for _, i in work.waiting)
                 bar.update(done, f"{len(work.results)} of {bar.total} done  {names}")
                 for index in [index for index, training in running.items() if training.done()]:
-                    work.finish(index, _result(work.jobs[index], running.pop(index).result()))
+                    work.finish(index, _result(work.jobs[index], executor.outcome(running.pop(index))))
                 if signals.first:
                     raise Interrupted(signals.first, "stopped; the same command continues")
                 time.sleep(executor.poll_seconds)
@@ -264,6 +264,10 @@ class Processes:
         """Start a training."""
         return self.threads.submit(self._train, order)
 
+    def outcome(self, training: Running) -> Outcome:
+        """Return the outcome of a training that has ended; raise `InputError` if its process was killed."""
+        return training.result()
+
     def _train(self, order: JsonObject) -> Outcome:
         process, log = self.mine.process
         with contextlib.suppress(BrokenPipeError):  # it has ended, so it has no outcome
@@ -273,8 +277,10 @@ class Processes:
             outcome: Outcome = json.loads(line)
             return outcome
         log.seek(0)
-        reasons = log.read().splitlines()[-1:] or ["its process was killed, by lack of memory perhaps"]
-        raise InputError(f"training in {order['folder']} ended early: {reasons[0]}; the same command continues")
+        ended, code = f"training in {order['folder']} ended early", process.wait()
+        if code < 0:
+            raise InputError(f"{ended}, by signal {-code} (9 is also lack of memory): the same command continues")
+        raise RuntimeError(": ".join([ended, *log.read().splitlines()[-1:]]))
 
     def stop(self) -> None:
         """End all running trainings, each with a checkpoint."""
@@ -342,6 +348,16 @@ class Cluster:
         """Start a training; the folder `logs` is for its output."""
         self.jobs.append(self._engine(logs).submit(_Training(order)))
         return self.jobs[-1]
+
+    def outcome(self, training: Running) -> Outcome:
+        """Return the outcome of a training that has ended; raise `InputError` if its job was killed or failed."""
+        from submitit.core.utils import FailedJobError, UncompletedJobError
+
+        try:
+            return training.result()
+        except (FailedJobError, UncompletedJobError) as error:
+            *_, reason = str(error).strip().splitlines()
+            raise InputError(f"a training ended early ({reason}): the same command continues") from error
 
     def stop(self) -> None:
         """Cancel all running jobs."""

@@ -80,7 +80,7 @@ def answer_text(answer: object) -> str:
         raise TypeError(f"the answer is {answer!r}, neither text nor number")
     if isinstance(answer, float):
         if not math.isfinite(answer):
-            raise TypeError(f"the answer is {answer}, which a table has where there is none")
+            raise TypeError(f"the answer is {answer}, which is not a finite number")
         answer = int(answer) if answer.is_integer() else answer
     return str(answer)
 

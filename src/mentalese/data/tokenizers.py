@@ -296,7 +296,7 @@ def load_pretrained_tokenizer(path: str, *, check: bool = True) -> PreTrainedTok
     if not at_hub:
         folder = packaged(path) or Path(path)
         if check:
-            check_files(folder)
+            check_files(folder, "files")
         name = str(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
@@ -398,8 +398,8 @@ def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedT
     Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it.
     """
     before = last_character(text_ids(ids[:start], tokenizer), tokenizer)
-    whole = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer)
-    return whole.removeprefix(decode(before, tokenizer))
+    whole, known = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer), decode(before, tokenizer)
+    return whole.removeprefix(known if whole.startswith(known) else known.rstrip("�"))  # a part of a character
 
 
 def last_character(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -203,9 +203,13 @@ def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
     return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}
 
 
+def _is_scored(name: str, rows: Sequence[Mapping[str, Tensor]]) -> bool:
+    return any(bool(row[name].isfinite().any()) for row in rows if name in row)
+
+
 def _one_by_one(rows: Sequence[Mapping[str, Tensor]]) -> list[Entry]:
     """Return an entry for each distance or thought, from the changes of documents; each is of other tokens."""
-    names = {name: None for row in sorted(rows, key=len) for name in row}
+    names = [name for name in {name: None for row in sorted(rows, key=len) for name in row} if _is_scored(name, rows)]
     none = torch.empty(0)
     sums, counts = (
         np.array([[float(measure(row.get(name, none))) for name in names] for row in rows])

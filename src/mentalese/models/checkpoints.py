@@ -101,8 +101,10 @@ def model_to_save(config: PreTrainedConfig, weights: dict[str, Tensor]) -> PreTr
 
 def write_about(folder: Path, tokenizer: PreTrainedTokenizerBase, about: dict[str, object]) -> None:
     """Write `mentalese.json` next to a model and its tokenizer."""
-    weights = {path.relative_to(folder).as_posix(): sha256(path) for path in sorted(folder.rglob("*.safetensors"))}
+    weights = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     facts = {"tokenizer_fingerprint": tokenizer_fingerprint(tokenizer), "weights": weights}
+    if files := sorted((folder / FOLDER).glob("adapter_*")):
+        facts["adapter"] = {f"{FOLDER}/{path.name}": sha256(path) for path in files}
     write_json(folder / RECORD, sealed(about | facts | {"files": file_hashes(folder)}))
 
 
@@ -137,7 +139,7 @@ def adapter_folder(path: str | Path) -> Path:
     model = model_folder(path)
     remedy = "it has no adapters; use a model trained with them"
     require((model / FOLDER / WEIGHTS).is_file(), "train.adapter", str(path), remedy)
-    check_files(model, weights=True)
+    check_files(model, "adapter")
     return model / FOLDER
 
 
@@ -208,7 +210,7 @@ def load_model(
     source = name.removeprefix("hub:") if at_hub else str(model_folder(path))
     check_model(path)
     if not at_hub:
-        check_files(model_folder(path), weights=not checkpoint)
+        check_files(model_folder(path), "files", *([] if checkpoint else ["weights"]))
     try:
         with quiet_transformers(), hub_or_cache("MODEL", name) if at_hub else nullcontext():
             config = with_fields(AutoConfig.from_pretrained(source, trust_remote_code=False), fields or {})

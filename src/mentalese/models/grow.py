@@ -81,7 +81,7 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
 
 def whole_model(folder: Path) -> Path:
     """Return the folder, in the cache, of the model that the adapters in `folder` and their base make together."""
-    check_files(folder)
+    check_files(folder, "files")
     out = cached_models() / f"{folder.name}-{sha256(folder / WEIGHTS)[:16]}"
     if not out.exists():
         about = read_json(folder / RECORD)

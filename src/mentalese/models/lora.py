@@ -18,6 +18,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from packaging.version import Version
@@ -38,6 +39,7 @@ FOLDER = "adapter"
 _LEAST = "0.20"  # earlier versions do not train new rows of a tied head
 _NAME = "default"  # PEFT's name for a single adapter
 _INSIDE = "base_model.model."  # before each name in its files
+_DIGESTS: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 _BASE = "base_sha256"  # in the metadata of its files: the digest of the weights that have adapters
 WEIGHTS = "adapter_model.safetensors"
 """In the folder of adapters."""
@@ -206,8 +208,10 @@ def _base_digest(model: LanguageModel) -> str:
     """Return the SHA-256 of the weights that have adapters, which is the same for all families on one base."""
     from peft.tuners.lora import LoraLayer
 
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return digest({str(i): layer.get_base_layer().weight.detach() for i, layer in enumerate(layers)})
+    if model not in _DIGESTS:  # they are fixed, and read at each validation that saves the model
+        layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        _DIGESTS[model] = digest({str(i): layer.get_base_layer().weight.detach() for i, layer in enumerate(layers)})
+    return _DIGESTS[model]
 
 
 def _of_decoder(name: str) -> str:

@@ -149,7 +149,9 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
     texts: list[str] = []
     start, ids, special = 0, [*ids], special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
-        before = last_character(ids[:start], tokenizer)  # some tokenizers drop a space at the start of a text
+        before = last_character(
+            ids[max(start - LONGEST_CHARACTER, 0) : start], tokenizer
+        )  # some tokenizers drop a space at the start of a text
         text = str(tokenizer.decode([*before, *ids[start:end]]))
         going_on = end < len(ids) and end - start < LONGEST_CHARACTER and ids[end] not in special
         if text.endswith("�") and going_on:

@@ -71,7 +71,7 @@ def _suite(paths: list[str]) -> Drawing:
     everything = [share for one in closed for share in (*one["seeds"], *(one["interval"] or ()))]
     low, high = _CUT
     beyond = [
-        f"{edge:.0%}" for edge, is_cut in ((low, min(everything) < low), (high, max(everything) > high)) if is_cut
+        share_text(edge) for edge, is_cut in ((low, min(everything) < low), (high, max(everything) > high)) if is_cut
     ]
     cut = f"; what lies beyond {' and '.join(beyond)} is drawn there" if beyond else ""
     footnote(picture, f"white dots: seeds; diamonds: means with 95% intervals over seeds{cut}")

@@ -36,9 +36,10 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
 
 def first_weights(recipe: Recipe) -> dict[str, str]:
     """Return hashes of the saved weights that a run starts from: `init_weights` and `adapter_weights`, if known."""
-    paths = {"init_weights": recipe.train.init, "adapter_weights": recipe.train.adapter}
-    saved = {name: saved_about(path).get("weights") for name, path in paths.items() if path is not None}
-    return {name: checksum(weights) for name, weights in saved.items() if weights}
+    starts = (("init_weights", recipe.train.init, "weights"), ("adapter_weights", recipe.train.adapter, "adapter"))
+    saved = {name: (saved_about(path), kind) for name, path, kind in starts if path is not None}
+    hashes = {name: about.get(kind) or about.get("weights") for name, (about, kind) in saved.items()}
+    return {name: checksum(files) for name, files in hashes.items() if files}
 
 
 def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:

@@ -72,9 +72,8 @@ def tracked(recipe: Recipe, out: Path, resume_step: int, *, validation_due: bool
         validation_due: the resumed step is validated again.
     """
     path, modules = out / "metrics.jsonl", check_trackers(recipe.train.trackers)
-    last = {False: resume_step, True: resume_step - validation_due}  # of training, and of validations
     records = _lines(path) if resume_step else []
-    lines = [line for line, record in records if record["step"] <= last["validation" in record]]
+    lines = [line for line, one in records if one["step"] <= resume_step - (validation_due and "validation" in one)]
     write_text(path, "".join(f"{line}\n" for line in lines))
     with path.open("a") as file, ExitStack() as stack:
         trackers: list[Callable[[dict[str, float], int], object]] = []

@@ -112,9 +112,14 @@ def _split(saved: Saved, name: str = "validation", latents: int | None = None) -
     """Return a split of questions that fit into the model's context with this number of latents."""
     from mentalese.evaluation.questions import check_room
 
-    split = saved.split(name)
+    split = saved.split(_part(saved, name))
     check_room(saved.at(None, latents), split)
     return split
+
+
+def _part(saved: Saved, name: str) -> str:
+    """Return the split that is read: all of a file that the model was not trained on."""
+    return "all" if saved.part == "all" else name
 
 
 def _task(source: str, kind: type[TaskOfKind]) -> TaskOfKind | None:
@@ -230,7 +235,7 @@ def retention(paths: list[str], *, source: str | None = None, documents: int = D
     models = [_open(path, source, documents, latents=2) for path in paths]
     splits = [_split(saved) for saved in models]
     picture, panel = _by_pass("cosine of each pass's hidden state with the first one's")
-    numbers: Numbers = {"split": "validation", "models": []}
+    numbers: Numbers = {"split": _part(models[0], "validation"), "models": []}
     for i, (saved, label, split) in enumerate(zip(models, model_names(paths), splits)):
         cosines: dict[str, list[Tensor]] = {"h": [], "h'": []}
         for _, thoughts in _thinking(saved, split, label):
@@ -267,7 +272,7 @@ def gates(paths: list[str], *, source: str | None = None, documents: int = DOCUM
             parts.append(torch.stack([gate[name].float().mean(-1).cpu() for gate in thoughts.gates], dim=1))
     questions = sum(map(len, next(iter(values.values()))))
     picture, panel = _by_pass(f"gates of {label}, mean over channels")
-    numbers = _about(saved, label) | {"split": "validation", "source": saved.data.source, "gates": {}}
+    numbers = _about(saved, label) | {"split": _part(saved, "validation"), "source": saved.data.source, "gates": {}}
     numbers["questions"] = questions
     for name, bias, color, marker in zip(GATES, config.gate_biases, COLORS, MARKERS):
         if name in values:
@@ -288,7 +293,7 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     models = [_open(path, source, documents, (*FEEDBACK, "pause")) for path in paths]
     splits = [_split(saved, "test", 2 * _latents(saved)) for saved in models]
     picture, panel = _by_pass("test accuracy by the number of latents", "latents at test time")
-    numbers: Numbers = {"split": "test", "models": []}
+    numbers: Numbers = {"split": _part(models[0], "test"), "models": []}
     for i, (saved, label, split) in enumerate(zip(models, model_names(paths), splits)):
         trained, style = _latents(saved), line_style(i)
         counts = range(2 * trained + 1)
@@ -385,7 +390,7 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     return picture, {
         "models": [agclr.path, other.path],
         "labels": names,
-        "split": "validation",
+        "split": _part(agclr, "validation"),
         "source": agclr.data.source,
         "questions": len(answers),
         "right": right,
@@ -470,7 +475,7 @@ def frontier(paths: list[str], *, source: str | None = None, documents: int = AN
     panel.set(xlabel="latent", ylabel="steps from the root", title=f"{label}: closer than other nodes")
     picture.colorbar(image, ax=panel, fraction=0.04, pad=0.02)
     footnote(picture, "50%: no information; breadth-first search would raise the diagonal")
-    about = {"split": "validation", "source": saved.data.source, "questions": len(chances[1])}
+    about = {"split": _part(saved, "validation"), "source": saved.data.source, "questions": len(chances[1])}
     return picture, _about(saved, label) | about | {"distances": by_distance}
 
 
@@ -494,7 +499,7 @@ def products(paths: list[str], *, source: str | None = None, documents: int = AN
     """
     models = [_open(path, source, documents) for path in paths]
     picture, (panels,) = canvas(1, len(models), 1 + 3.6 * len(models), 3.0)
-    numbers: Numbers = {"split": "test", "models": []}
+    numbers: Numbers = {"split": _part(models[0], "test"), "models": []}
     for panel, saved, label in zip(panels, models, model_names(paths)):
         chances, counts = _answers_by_product(saved)
         latents, moves = chances.shape

@@ -7,7 +7,7 @@ One model reads a question twice: as a teacher it writes the steps and the answe
 continuous thoughts and writes only the answer. The student's hidden states at the token before the answer are drawn to
 the teacher's. The model reads one row at a time, without padding or cache, and reads everything again for every thought
 and every new token. `model.py` computes the same, fast, for batches; tests compare outputs and gradients. Both have the
-same `state_dict`. SIM-CoT's loss of steps, which `model.py` adds, stands in Coconut's file.
+same `state_dict`. SIM-CoT's loss of steps, which `model.py` adds, is in Coconut's file.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _answers(saved: Saved) -> dict[str, dict[int, tuple[float, float]]]:
     """Return accuracy and latents per answer by factor, by the latents that are read; without factors at factor 0."""
     from mentalese.evaluation.answers import ask
 
-    config, split = saved.model.config, saved.split(saved.part)
+    config, split = saved.model.config, saved.split("test")
     if config.model_type != "colar":
         return {"own": {0: (ask(saved, split).metrics().accuracy, 0.0)}}
     found: dict[str, dict[int, tuple[float, float]]] = {}

@@ -121,8 +121,8 @@ class Thinking(LogitsProcessor):
         others = words.clone()
         others[:, end] = -math.inf
         goes_on = others.logsumexp(1)
-        is_earlier = (input_ids == start).flip(1).cumsum(1).flip(1) > 0  # before the last <start>: of another turn
-        latents = ((input_ids == latent) & ~is_earlier).sum(1)
+        turn = (input_ids == start).cumsum(1)
+        latents = ((input_ids == latent) & (turn == turn[:, -1:])).sum(1)
         goes_on = goes_on.masked_fill(latents >= self.config.max_latents, -math.inf)
         thinking = torch.full_like(scores, -math.inf)
         thinking[:, latent], thinking[:, end] = goes_on, scores[:, end]

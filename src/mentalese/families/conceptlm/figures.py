@@ -28,6 +28,8 @@ from mentalese.analyses.drawing import (
 )
 from mentalese.errors import require
 from mentalese.formatting import model_names
+from mentalese.model_fields import config_class
+from mentalese.models.config import LatentThoughtConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -115,8 +117,9 @@ def shares(paths: list[str]) -> Drawing:
     for path, result in zip(paths, results):
         model = result["config"]["model"]
         is_conceptual = model["model_type"] == "conceptlm" and model.get("codebook", "mlp") is not None
-        known = is_conceptual or model["model_type"] not in ("conceptlm", "mtp")
-        require(known, "the figure's path", path, "it is ContextLM or multi-token prediction, leave it out")
+        is_plain = not issubclass(config_class(model["model_type"]), LatentThoughtConfig)
+        remedy = "it is neither ConceptLM with a codebook nor a plain decoder, leave it out"
+        require(is_conceptual or is_plain, "the figure's path", path, remedy)
         (conceptual if is_conceptual else plain).append(result)
     both = bool(conceptual and plain)
     require(both, "the figure's paths", paths, "use results of ConceptLM and of a plain decoder")

@@ -53,7 +53,7 @@ def turns(paths: list[str]) -> Drawing:
     numbers: Numbers = {"metric": "accuracy" if qa[0] else "perplexity", "models": []}
     for number, (saved, label) in enumerate(zip(models, model_names(paths))):
         style, trained = line_style(number) | {"markersize": 4}, saved.model.config.turns
-        split = saved.split(saved.part)
+        split = saved.split("test")
         perplexity, moved = _by_turn(saved, split, BEYOND * trained)
         scores = _accuracy(saved, split, BEYOND * trained) if qa[0] else perplexity
         left.plot(list(scores), list(scores.values()), label=label, **style)
@@ -87,7 +87,7 @@ def exits(paths: list[str]) -> Drawing:
         rules = {"turns": range(1, saved.model.config.turns + 1), **THRESHOLDS}
         if saved.model.config.exit_entropy is None:
             del rules["exit_probability"]
-        split = saved.split(saved.part)
+        split = saved.split("test")
         scores = {rule: [_stopped(saved, split, rule, value) for value in values] for rule, values in rules.items()}
         recipe = saved.recipe and saved.recipe.replace(train={"seed": 0})
         groups.setdefault(recipe.fingerprint() if recipe else saved.path, []).append({"path": saved.path, **scores})

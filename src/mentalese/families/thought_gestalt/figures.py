@@ -358,7 +358,8 @@ def recall(paths: list[str], *, source: str | None = None, documents: int = 200)
         panel.set(ylabel=name, title=f"largest there: {found['largest']:.0%}")
     questions = next(iter(values.values()))["questions"]
     footnote(picture, f"{label}, {questions} answers: what they lose without one earlier sentence, and attention to it")
-    return picture, {"path": saved.path, "label": label, "source": saved.data.source, "split": "test"} | values
+    about = {"path": saved.path, "label": label, "source": saved.data.source, "split": saved.part}
+    return picture, about | values
 
 
 def _holder(earlier: list[list[str]], question: list[str]) -> int | None:

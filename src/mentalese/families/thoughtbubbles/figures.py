@@ -105,7 +105,7 @@ def entropy(paths: list[str]) -> Drawing:
 
     saved, names = _open(paths[0]), model_names(paths)
     models = [saved.model, *(_other(path, saved, names[0]).model for path in paths[1:])]
-    split = saved.split(saved.part)
+    split = saved.split("test")
     forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
     for batch, target, logits, traces in _outputs(saved, split):
         scored = target >= 0
@@ -234,7 +234,7 @@ def attention(paths: list[str]) -> Drawing:
     from mentalese.evaluation.statistics import bootstrap_ratio
 
     saved, [label] = _open(paths[0]), model_names(paths)
-    split = saved.split(saved.part)
+    split = saved.split("test")
     count = min(DOCUMENTS, len(split.document_bytes))
     names = [(reader, kind) for reader, kinds in _KINDS.items() for kind in kinds]
     sums, sizes = np.zeros((2, count, len(names)))
@@ -365,11 +365,11 @@ def forks(paths: list[str], text: str) -> Drawing:
 def sizes(paths: list[str]) -> Drawing:
     """Draw test perplexity of finished runs over parameters, a panel for each text, a line for each approach."""
     results = [read_result(path) for path in paths]
-    places: dict[int, set[tuple[int, ...]]] = {}
+    places: dict[int | None, set[tuple[int, ...]]] = {}
     for result in results:
         fields = result["config"]["model"]
         if forks := tuple(fields.get("fork_layers") or ()):
-            places.setdefault(fields["num_hidden_layers"], set()).add(forks)
+            places.setdefault(fields.get("num_hidden_layers"), set()).add(forks)
     differ = any(len(forks) > 1 for forks in places.values())  # in models of one depth
     texts: dict[str, dict[str, list[Numbers]]] = {}
     for path, result in zip(paths, results):
@@ -452,7 +452,8 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
     panel.set(title=f"perplexity of documents, {names[0]}", xscale="log", xlabel="perplexity", ylabel="documents below")
     percent_axis(panel.yaxis)
     panel.legend()
-    footnote(picture, f"{len(values)} documents of the test split; in the legend, perplexities of all tokens")
+    read = " of the test split" if saved.part == "test" else ""
+    footnote(picture, f"{len(values)} documents{read}; in the legend, perplexities of all tokens")
     return picture, numbers
 
 
