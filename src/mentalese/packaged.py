@@ -92,12 +92,13 @@ def convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    options: dict[str, Any] = {"gguf_file": file.name}
     try:
         with tempfile.TemporaryDirectory() as place:  # beside other files transformers would take their tokenizer
             (Path(place) / file.name).symlink_to(file.absolute())
-            tokenizer = AutoTokenizer.from_pretrained(place, **options)
-            model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+            options["dtype"] = torch.float32
+            model: Any = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False, **options)
     except ImportError as error:
         raise InputError(f"{GGUF}{file} needs the package gguf: {install_command('gguf')}") from error
     except Exception as error:  # its reader raises errors of many types for other files

@@ -77,9 +77,11 @@ class TextOptions:
 
         A model's own text has splits; another file is read as a whole.
         """
+        from mentalese.data.sources import is_one_text
+
         if self.split is not None or self.source is None:
             return self.split or "test"
-        return "all" if all(reader.part == "all" for reader in readers) else "test"
+        return "all" if is_one_text(self.source) and not any(reader.reads_own_text for reader in readers) else "test"
 
     def origin(self, saved: Saved, store: TokenStore) -> dict[str, str | None]:
         """Which text a result refers to."""
