@@ -54,7 +54,7 @@ def share_text(value: float) -> str:
 
 def signed(value: float, digits: int) -> str:
     """`0.71` -> `+0.7`; zero has a plus, also below it."""
-    return f"{round(value, digits) + 0:+.{digits}f}"
+    return f"{value:+z.{digits}f}"
 
 
 def time_text(created: str) -> str:

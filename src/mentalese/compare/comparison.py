@@ -205,10 +205,10 @@ class Comparison:
         if self.winner() is None:
             return f"No model is ahead in {names}: {best.name} has {best.figure}, {second.name} {second.figure}."
         if best.metric is ACCURACY:
-            low, high = (f"{round(100 * value, 1) + 0:.1f}" for value in test.interval)
+            low, high = (f"{100 * value:z.1f}" for value in test.interval)
             gain = f"{100 * test.difference:.1f} points above {second.name} ({sure} {low} to {high}, "
         else:
-            high, low = (f"{round(-100 * math.expm1(value), 1) + 0:.1f}%" for value in test.interval)
+            high, low = (f"{-math.expm1(value):z.1%}" for value in test.interval)
             gain = f"{-math.expm1(test.difference):.1%} below {second.name} ({sure} {low} to {high}, "
         return f"{best.name} has the best {names}, {best.figure}, {gain}{significance(test.p, test.n)})."
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -131,7 +131,7 @@ def results(comparison: Comparison) -> list[dict[str, Cell]]:
         if metric is metrics.ACCURACY:
             cells = {
                 "test accuracy, %": Cell(_spread(row, metric.name, 1, 100), value, (), row is best, bar),
-                "points to baseline": _change(row, lambda change: signed(100 * change, 1), "vs"),
+                "points to baseline": _change(row, "{:+z.1f}", "vs", 100),
             }
             further = {"F1, %": Cell(_spread(row, "f1", 1, 100), row.mean("f1"))}
             for title, name, digits in (("new tokens/answer", "new_tokens", 1), ("s/answer", "answer_seconds", 3)):
@@ -142,7 +142,7 @@ def results(comparison: Comparison) -> list[dict[str, Cell]]:
             bits = "bits_per_byte"
             cells = {
                 "test perplexity": Cell(perplexity, value, (), row is best, bar),
-                "ratio to baseline": _change(row, "{:.3f}".format, "of"),
+                "ratio to baseline": _change(row, "{:.3f}", "of"),
             }
             further = {"bits/byte": Cell(_spread(row, bits, 3), row.mean(bits)) if bits in row.figures else Cell("-")}
         removed = {"thoughts removed": _removed(row)} if ablated else {}
@@ -164,7 +164,7 @@ def _spread(row: Row, name: str, digits: int, scale: float = 1) -> str:
     return " ± ".join(f"{scale * row.figures[name][part]:,.{digits}f}" for part in parts)
 
 
-def _change(row: Row, text: Callable[[float], str], word: str) -> Cell:
+def _change(row: Row, form: str, word: str, scale: float = 1) -> Cell:
     """Return a row relative to its baseline."""
     change, test = row.change, row.paired_test
     if row.baseline is None:
@@ -172,7 +172,7 @@ def _change(row: Row, text: Callable[[float], str], word: str) -> Cell:
     tested = [] if test is None else [f"({significance(test.p, test.n)})"]
     if change is None:  # scored on other tokens or questions
         return Cell("not comparable", None, [f"with {row.baseline}", *tested])
-    return Cell(text(change), change, [f"{word} {row.baseline}", *tested])
+    return Cell(form.format(scale * change), change, [f"{word} {row.baseline}", *tested])
 
 
 def _removed(row: Row) -> Cell:
