@@ -132,6 +132,7 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
     Raises:
         InputError: models whose tokenizers split the text into different tokens, or that score none.
     """
+    from mentalese.evaluation.options import TextOptions
     from mentalese.models.saved import Saved, load
 
     runs: list[Numbers] = []
@@ -142,7 +143,7 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         models.append(load(path).on(source, **settings).scored_by(max_documents=documents))
         data = models[-1].data
         source, settings = data.source, {"text_column": data.text_column, "detokenizer": data.detokenizer}  # one text
-    part = "all" if all(saved.part == "all" for saved in models) else "test"
+    part = TextOptions(source=source).part(*models)
     for path, label, saved in zip(paths, model_names(paths), models):
         split = saved.split(part)
         tokens = np.delete(split.tokens, split.documents[1:] - 1)  # without each model's own end of text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class Saved:
         except InputError:  # too short to be split, or split in another way
             return False
 
-    @property
+    @cached_property
     def part(self) -> str:
         """The split that scores are of: `all` of a file that the model was not trained on, `test` of other texts."""
         return "all" if is_one_text(self.data.source) and not self.reads_own_text else "test"
