@@ -203,18 +203,16 @@ def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
     return {f"{d} back" if d <= FARTHEST else f"{d} or more back": torch.cat(parts[d]) for d in sorted(parts)}
 
 
-def _is_scored(name: str, rows: Sequence[Mapping[str, Tensor]]) -> bool:
-    return any(bool(row[name].isfinite().any()) for row in rows if name in row)
-
-
 def _one_by_one(rows: Sequence[Mapping[str, Tensor]]) -> list[Entry]:
     """Return an entry for each distance or thought, from the changes of documents; each is of other tokens."""
-    names = [name for name in {name: None for row in sorted(rows, key=len) for name in row} if _is_scored(name, rows)]
+    names = np.array([*{name: None for row in sorted(rows, key=len) for name in row}])
     none = torch.empty(0)
     sums, counts = (
         np.array([[float(measure(row.get(name, none))) for name in names] for row in rows])
         for measure in (torch.nansum, lambda values: values.isfinite().sum())
     )
+    scored = counts.sum(0) > 0
+    names, sums, counts = names[scored], sums[:, scored], counts[:, scored]
     means, bounds = (sums.sum(0) / counts.sum(0)).tolist(), bootstrap_ratio(sums, counts)
     several = (counts > 0).sum(0) > 1
     intervals = [None if bounds is None or not several[i] else bounds[:, i].tolist() for i in range(len(names))]

@@ -147,17 +147,15 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the text of each token; joined, they are the whole text. Of one character the first token has it all."""
     texts: list[str] = []
-    start, ids, special = 0, [*ids], special_ids(tokenizer)
+    start, before, ids, special = 0, list[int](), [*ids], special_ids(tokenizer)
     for end in range(1, len(ids) + 1):
-        before = last_character(
-            ids[max(start - LONGEST_CHARACTER, 0) : start], tokenizer
-        )  # some tokenizers drop a space at the start of a text
         text = str(tokenizer.decode([*before, *ids[start:end]]))
         going_on = end < len(ids) and end - start < LONGEST_CHARACTER and ids[end] not in special
         if text.endswith("�") and going_on:
             continue
         texts += [text.removeprefix(str(tokenizer.decode(before)))] + [""] * (end - start - 1)
-        start = end
+        # Some tokenizers drop a space at the start of a text.
+        start, before = end, last_character(ids[max(end - LONGEST_CHARACTER, 0) : end], tokenizer)
     return texts
 
 
