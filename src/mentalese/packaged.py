@@ -97,8 +97,9 @@ def convert(file: Path, folder: Path) -> None:
         with tempfile.TemporaryDirectory() as place:  # beside other files transformers would take their tokenizer
             (Path(place) / file.name).symlink_to(file.absolute())
             tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-            options["dtype"] = torch.float32
-            model: Any = AutoModelForCausalLM.from_pretrained(place, trust_remote_code=False, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                place, dtype=torch.float32, trust_remote_code=False, **options
+            )
     except ImportError as error:
         raise InputError(f"{GGUF}{file} needs the package gguf: {install_command('gguf')}") from error
     except Exception as error:  # its reader raises errors of many types for other files

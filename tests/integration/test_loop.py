@@ -492,7 +492,7 @@ def test_a_validation_that_was_cut_is_made_again_alike(
     shutil.copytree(cut, killed)
     with monkeypatch.context() as patched:
         patched.setattr(Run, "one_step", stop_at_once)
-        with pytest.raises(MemoryError):  # after the validation, from which there is no checkpoint
+        with pytest.raises(MemoryError):  # after the validation, which has no checkpoint
             train(recipe, killed, resume=True, show=False)
     train(recipe, killed, resume=True, show=False)
     resumed = train(recipe, cut, resume=True, show=False)

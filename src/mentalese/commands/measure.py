@@ -195,11 +195,10 @@ def text_read(result: Result, *others: Result) -> str:
     what = ["questions"] if "questions" in result else ["documents", "tokens"]
     what = [name for name in what if all(other[name] == result[name] for other in others)]
     counts = (f"{result[name]:,} {name[: len(name) - (result[name] == 1)]}" for name in what)
-    rules = [scored_as(result[name]) for name in ("protocol", "reference_protocol") if name in result]
-    rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
-    rule = "" if others else rule
     verb, cut = ("asked", unanswered(result)) if "questions" in result else ("scored", "")
     protocols = [one[name] for one in (result, *others) for name in ("protocol", "reference_protocol") if name in one]
+    rules = [] if others else [scored_as(protocol) for protocol in protocols]
+    rule = rules[0] if len(set(rules)) == 1 else " and OTHER".join(one or " (exact)" for one in rules)
     contexts = {str(protocol.get("context", "")) for protocol in protocols}
     context = contexts.pop().partition(",")[0] if len(contexts) == 1 else ""  # of models that read alike
     windows = f", in {context}" if "windows" in context else ""

@@ -37,9 +37,12 @@ def finished_result(recipe: Recipe, out: Path) -> RunResult | None:
 def first_weights(recipe: Recipe) -> dict[str, str]:
     """Return hashes of the saved weights that a run starts from: `init_weights` and `adapter_weights`, if known."""
     starts = (("init_weights", recipe.train.init, "weights"), ("adapter_weights", recipe.train.adapter, "adapter"))
-    saved = {name: (saved_about(path), kind) for name, path, kind in starts if path is not None}
-    hashes = {name: about.get(kind) or about.get("weights") for name, (about, kind) in saved.items()}
-    return {name: checksum(files) for name, files in hashes.items() if files}
+    hashes = {}
+    for name, path, kind in starts:
+        about = {} if path is None else saved_about(path)
+        if files := about.get(kind) or about.get("weights"):  # earlier versions noted no adapter
+            hashes[name] = checksum(files)
+    return hashes
 
 
 def check_inputs(recipe: Recipe, out: Path, noted: Mapping[str, object], **now: str) -> None:

@@ -392,10 +392,10 @@ def _trained(path: str) -> Numbers:
     require(fields["model_type"] == "ltm", "the figure's path", path, "use runs of Latent Thought Models")
     config = LTMConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     curve = [point for point in result["curve"] if "validation_perplexity" in point]
-    about = [f"N_z {config.num_latents}"] if config.has_thoughts else ["without thoughts"]
+    about = ["without thoughts"]
     if config.has_thoughts:
-        about += ["shared"] * config.shared_latents
-        about += {"variational": [], "langevin": ["Langevin"], "amortised": ["VAE"]}[config.inference]
+        kind = {"variational": [], "langevin": ["Langevin"], "amortised": ["VAE"]}[config.inference]
+        about = [f"N_z {config.num_latents}", *["shared"] * config.shared_latents, *kind]
     takes_steps = config.has_thoughts and config.inference != "amortised"
     return {
         "path": path,
