@@ -118,14 +118,14 @@ def hub_tokenizer(size: int) -> PreTrainedTokenizerFast:
 
 
 def chat_tokenizer(folder: Path) -> None:
-    """SmolLM2's, as it is fetched into the cache."""
+    """SmolLM2's, as it is fetched into the cache, where a `config.json` says that the folder is a model."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(saved(hub_tokenizer(49_152), folder))
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    saved(tokenizer, folder)
+    (saved(tokenizer, folder) / "config.json").write_text("{}")
 
 
 def saved(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
