@@ -18,19 +18,6 @@ from mentalese.recipe import Fields
 from mentalese.registry import MODELS, load
 from mentalese.values import checked
 
-# Keywords that transformers itself passes to a config (loading, attention choice, classification heads).
-_HANDED_BY_TRANSFORMERS = {
-    "attn_implementation",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "per_layer_config",
-    "torch_dtype",
-}
-
-
 MOST_TENSORS = 50_000
 """Tensors of weights that a model may have: a step runs several kernels for each tensor."""
 _SIZES = {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
@@ -142,8 +129,9 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
 
     @classmethod
     def _knows(cls, name: str) -> bool:
-        is_field = name in cls.__dataclass_fields__ or name in _HANDED_BY_TRANSFORMERS or hasattr(cls, name)
-        return is_field or name.startswith("_")
+        is_field = name in cls.__dataclass_fields__ or hasattr(cls, name) or name.startswith("_")
+        # transformers passes these two, and keeps them under private names.
+        return is_field or name in ("attn_implementation", "experts_implementation")
 
     @classmethod
     def _follows(cls, name: str) -> bool:
