@@ -441,12 +441,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         return 3 * (once + read) + turn * (sum(samples) + 2 * with_gradient) // len(samples)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
-        protocol: dict[str, object] = {"turns": self.config.turns}
-        if self.config.exit_distance is not None:
-            protocol["exit_distance"] = self.config.exit_distance
-        if self.config.exit_probability is not None:
-            protocol["exit_probability"] = self.config.exit_probability
-        return protocol
+        values = {name: getattr(self.config, name) for name in ("turns", "exit_distance", "exit_probability")}
+        return {name: value for name, value in values.items() if value is not None}
 
     # -- traces ------------------------------------------------------------------------------------------------------
 
@@ -462,11 +458,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             trace.scores["turns"] = turns[row]
             trace.curves["moved"] = torch.stack([moved[row][real[row]].mean() for moved in encoded.moved])
         ids, scored = torch.stack([trace.input_ids for trace in traces]), follows(real)
-
-        def logits(states: Tensor, at: Tensor) -> Tensor:
-            return self.output_head()(states[:, at])
-
-        by_turn = [self.text_traces(ids, scored, partial(logits, hidden)) for hidden in encoded.by_turn]
+        as_encoded = [Encoded(hidden=hidden) for hidden in encoded.by_turn]
+        by_turn = [self.text_traces(ids, scored, partial(self.logits, each)) for each in as_encoded]
         for row, trace in enumerate(traces):
             as_last = [others[row] for others in by_turn]
             trace.scores |= {f"surprisal.{t}": other.scores["surprisal"] for t, other in enumerate(as_last, 1)}
