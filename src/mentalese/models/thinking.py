@@ -159,7 +159,7 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
     return texts
 
 
-def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str] = ()) -> ThoughtTrace:
+def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: Collection[str]) -> ThoughtTrace:
     """Return the trace of a text from the traces of its windows, each of which contributes its new tokens.
 
     A curve is the mean over windows; curves that follow the text (`through`) are left out, as windows repeat context.
@@ -173,10 +173,7 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
         return torch.cat([column[new:] for column, new in zip(columns, news)])
 
     def links(name: str) -> Tensor:
-        blocks = []
-        for trace, numbers in zip(traces, new_thoughts):
-            blocks.append(trace.links[name][numbers][:, numbers])
-        return torch.block_diag(*blocks)
+        return torch.block_diag(*(trace.links[name][new][:, new] for trace, new in zip(traces, new_thoughts)))
 
     first = traces[0]
     new_thoughts = [[n for n, t in enumerate(trace.thoughts) if t.end > new] for trace, new in zip(traces, news)]
