@@ -67,7 +67,7 @@ def linear_nll_sum(
         targets: [n], ids; -100 is ignored, and of large tables on a CPU costs nothing.
         target_weights: [n], of the sum, 0 at -100, not differentiated; `None`: 1.
     """
-    head = _matrix(weight)
+    head = PatchedMatrix(weight) if isinstance(weight, Tensor) else patched_matrix(weight) or weight
     if (kept := _counted(targets, head)) is not None:
         factors = None if target_weights is None else target_weights[kept]
         total, nll = linear_nll_sum(hidden.index_select(0, kept), weight, targets[kept], target_weights=factors)
@@ -81,11 +81,6 @@ def _counted(targets: Tensor, head: PatchedMatrix | nn.Module) -> Tensor | None:
         return None
     kept = (targets != IGNORED).nonzero()[:, 0]
     return kept if len(kept) < len(targets) and len(targets) * len(head.matrix) > _FEW else None
-
-
-def _matrix(head: Tensor | nn.Module) -> PatchedMatrix | nn.Module:
-    """Return the head's matrix, or the head itself if only a call is right."""
-    return PatchedMatrix(head) if isinstance(head, Tensor) else patched_matrix(head) or head
 
 
 def module_nll(hidden: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
