@@ -381,14 +381,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def count_parameters(model: nn.Module) -> dict[str, int]:
+def count_parameters(model: PreTrainedModel) -> dict[str, int]:
     """Return `total`, and `non_embedding` (the papers' N): without token and position tables, tied weights once."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    head = model.get_output_embeddings()
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
     parameters = {id(p): p.numel() for p in model.parameters()}
-    head_of = getattr(model, "get_output_embeddings", None)
-    head = head_of() if head_of else None
-    if head is not None:
-        embeddings.add(id(head.weight))
     return {
         "total": sum(parameters.values()),
         "non_embedding": sum(n for key, n in parameters.items() if key not in embeddings),
