@@ -26,6 +26,7 @@ from mentalese.models.trace import ThoughtTrace
 from mentalese.models.transformers_seam import CACHE, LogitsOutput, StatesOutput, TransformersModel, one_cache
 from mentalese.nn.blocks import ResidualLinear
 from mentalese.nn.loss import predictable_labels
+from mentalese.nn.packing import PackedRows
 
 logger = logging.get_logger(__name__)
 
@@ -464,6 +465,15 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
             return torch.ones_like(input_ids, dtype=torch.bool)
         check_width(attention_mask, input_ids.shape[1] + (0 if cache is None else cache.seen_tokens))
         return attention_mask[:, -input_ids.shape[1] :].bool()
+
+    def packed_rows(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any = None) -> PackedRows:
+        """Return the columns of this call's tokens; with a cache a row may have no token."""
+        if attention_mask is None:
+            return PackedRows.unpadded(input_ids)
+        rows = PackedRows.of(self.real_tokens(input_ids, attention_mask, cache))
+        if cache is None:
+            self.check_rows(rows.on_host)
+        return rows
 
     @staticmethod
     def check_rows(tokens: list[int]) -> None:

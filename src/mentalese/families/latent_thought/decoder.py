@@ -259,7 +259,7 @@ class LTMDecoder(LatentThoughtModel[E]):
     ) -> tuple[Tensor, PackedBatch]:
         """Return the stream [B, N, d] after the first self-attention, before thoughts, and the blocks' shared data."""
         config, device = self.config, input_ids.device
-        rows = self._pack(input_ids, attention_mask, cache)
+        rows = self.packed_rows(input_ids, attention_mask, cache)
         ids = rows.gather(input_ids)
         places, past = torch.arange(ids.shape[1], device=device)[None], None
         if cache is not None:
@@ -277,15 +277,6 @@ class LTMDecoder(LatentThoughtModel[E]):
             past=past,
         )
         return self.blocks[0](self.embed(ids), None, packed, after=False), packed
-
-    def _pack(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> PackedRows:
-        """Return the columns of tokens; with a cache a row may have no token."""
-        if attention_mask is None:
-            return PackedRows.unpadded(input_ids)
-        rows = PackedRows.of(self.real_tokens(input_ids, attention_mask, cache))
-        if cache is None:
-            self.check_rows(rows.on_host)
-        return rows
 
     def _past(self, cache: ThoughtCache, rows: PackedRows, places: Tensor) -> tuple[Tensor, Past]:
         """Return the positions [B, N] of new tokens, counted from the first one of the text, and the cache in use."""

@@ -193,13 +193,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None
     ) -> tuple[Streams, PackedRows]:
         """Return one stream per token, or `copies` of it, packed to the front of rows, and the columns of tokens."""
-        copies, rows, real = self.config.copies, PackedRows.unpadded(input_ids), None
-        if attention_mask is not None:
-            tokens = self.real_tokens(input_ids, attention_mask, cache)
-            rows = PackedRows.of(tokens)
-            if cache is None:
-                self.check_rows(rows.on_host)
-            real = rows.ragged
+        copies, rows = self.config.copies, self.packed_rows(input_ids, attention_mask, cache)
+        real = None if attention_mask is None else rows.ragged
         input_ids = rows.gather(input_ids)
         x = self.embed(input_ids)
         x = x if copies == 1 else x.repeat_interleave(copies, dim=1)
