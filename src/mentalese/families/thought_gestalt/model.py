@@ -50,7 +50,7 @@ class Reading:
     """The states of streams [B, L] after a pass, or of a part of their steps: n sentences and N tokens.
 
     Attributes:
-        hidden: [N, d], final hidden states; by default without the last token of each sentence.
+        hidden: [N, d], final hidden states; without `ends`, of the tokens that predict `plan.targets`.
         vectors, norms: [n, d] and [n], the sentence vectors s_t and their lengths before normalisation; for an
             unfinished sentence they are computed at its last token. Empty without a memory.
         attention: one [tokens, m] per step, mean over heads and cross layers, for a trace.
@@ -62,10 +62,6 @@ class Reading:
     vectors: Tensor
     norms: Tensor
     attention: list[Tensor]
-
-    def predicting(self) -> Tensor:
-        """Return the states [N', d] of tokens with a next one in their sentence, which is one of `plan.targets`."""
-        return self.hidden if self.plan.predicting is None else take_rows(self.hidden, self.plan.predicting)
 
 
 @dataclass(kw_only=True)
@@ -340,7 +336,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         ids, labels = batch["input_ids"], batch["labels"]
         dropouts = {"token_dropout": token_dropout, "sentence_dropout": sentence_dropout}
         reading = self.read(ids, batch.get("attention_mask"), **dropouts, ends=False)
-        loss, counted = self._cross_entropy(reading.predicting(), reading.plan.targets, labels, weights)
+        loss, counted = self._cross_entropy(reading.hidden, reading.plan.targets, labels, weights)
         weight, config = counted.sum(), self.config
         count = weight.clamp(min=1e-8)
         gates = {i: self.layers[i].memory_attention.gate.detach() for i in config.cross_layers}
@@ -400,7 +396,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         nll, places = [], []
         for reading in self.readings(ids, batch.get("attention_mask"), ends=False, tokens=SCORED_AT_ONCE):
             places.append(reading.plan.targets)
-            nll.append(linear_nll(reading.predicting(), self.loss_head(), labels.flatten()[places[-1]]))
+            nll.append(linear_nll(reading.hidden, self.loss_head(), labels.flatten()[places[-1]]))
         scores = torch.cat(nll)
         return scores.new_zeros(labels.numel()).index_copy(0, torch.cat(places), scores).view_as(labels)
 

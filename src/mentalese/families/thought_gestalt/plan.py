@@ -77,7 +77,6 @@ class PassPlan:
             is embedded: all tokens, and in some steps filler tokens, which are never read.
         seeded: indices of these tokens that start a sentence and are replaced by a vector; `None`: none.
         kept: [N or N'], indices of these tokens with a final state: all tokens, or those that predict; `None`: all.
-        predicting: [N'], the final states that predict; `None`: all.
         source: [N or N'], the index in the flattened streams of each final state.
         targets: [N'], the index there of each predicted token.
         sentence: [N'], the sentence of each predicted token.
@@ -94,7 +93,6 @@ class PassPlan:
     positions: Tensor
     seeded: Tensor | None
     kept: Tensor | None
-    predicting: Tensor | None
     source: Tensor
     targets: Tensor
     sentence: Tensor
@@ -150,7 +148,6 @@ def plan_pass(
         positions=positions,
         seeded=begin[unseeded:] if config.seeded and unseeded < len(begin) else None,
         kept=indices,
-        predicting=predicting if ends else None,
         source=part.source if ends else part.source[predicting],
         targets=part.source[predicting + 1],
         sentence=torch.arange(len(lengths)).repeat_interleave(lengths - 1),
@@ -158,9 +155,7 @@ def plan_pass(
         ranks=ranks,
         writes=writes,
         sizes=[int(of.sum()) for of in widths],
-        steps=[_one_step(config, k, *of) for k, *of in zip(steps, lengths.split(part.counts), widths)]
-        if widths
-        else [],
+        steps=[_one_step(config, k, *of) for k, *of in zip(steps, lengths.split(part.counts), widths)],
         upper=upper,
     )
 
