@@ -472,14 +472,11 @@ class LTMForCausalLM(LTMDecoder[LTMEncoded]):
             thoughts = {} if z is None else {"z": z}
             return super().generate(inputs, generation_config, attention_mask=mask, **thoughts, **kwargs)
 
-        settings = [  # Hugging Face's, from the call, its generation config or the model's config
-            next((value for value in values if value is not None), None)
-            for values in (
-                (kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name))
-                for name in ("do_sample", "num_beams", "num_return_sequences")
-            )
-        ]
-        sampled, beams, copies = settings[0], settings[1] or 1, settings[2] or 1
+        def setting(name: str) -> Any:  # Hugging Face's, from the call, its generation config or the model's config
+            set_in = kwargs.get(name), getattr(generation_config, name, None), getattr(self.generation_config, name)
+            return next((value for value in set_in if value is not None), None)
+
+        sampled, beams, copies = setting("do_sample"), setting("num_beams") or 1, setting("num_return_sequences") or 1
         seeds = torch.full((len(inputs),), posterior_seed or 0, device=inputs.device)
         if posterior_seed is None:  # otherwise rows with equal or empty prompts would have equal thoughts
             random_rows = (mask.sum(1) == 1) | bool(sampled)
