@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -29,14 +29,7 @@ ModelPath = Annotated[Positional[str], arg(metavar="MODEL")]
 RecipeName = Annotated[Positional[str], arg(metavar="RECIPE")]
 Settings = Annotated[Positional[Texts], arg(metavar="SECTION.FIELD=VALUE")]
 
-
-class _WithSettings(Protocol):
-    @property
-    def settings(self) -> Sequence[str]: ...
-
-
 T = TypeVar("T")
-S = TypeVar("S", bound=_WithSettings)
 _Field = tuple[str, Any, Any]  # a field of a dataclass to make: its name, type and default
 _ABOUT = "Language models that think in latent space. `mentalese COMMAND --help` shows the options of a command, and "
 _ABOUT += "`mentalese train RECIPE --help` those of a recipe."
@@ -110,8 +103,8 @@ def _settings_together(words: Sequence[str]) -> list[str]:
     return [*others[:first], *settings, *others[first:]] if first else [*words]
 
 
-def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command: str) -> tuple[Recipe, S]:
-    """Return the recipe changed by options and settings, and the command's options; raise as `read_options` does."""
+def read_recipe(recipe: Recipe, options: type[T], words: Sequence[str], command: str) -> tuple[Recipe, T]:
+    """Return the recipe changed by options and `settings`, and the command's options; raise as `read_options` does."""
     parts = {"model": _model_options(recipe.model, "model")}
     for name, section in sections(recipe).items():
         docs, hints = field_docs(type(section)), section_fields(type(section))
@@ -121,7 +114,7 @@ def read_recipe(recipe: Recipe, options: type[S], words: Sequence[str], command:
     command_options, parsed = _read(options, more, _settings_together(words), command)
     given = {_flag(word.partition("=")[0]) for word in words}
     changes = {name: _changes(part(), getattr(parsed, name), given) for name, part in parts.items()}
-    for setting in command_options.settings:
+    for setting in parsed.settings:
         add_setting(changes, recipe, setting)
     return change(recipe, {name: part for name, part in changes.items() if part}), command_options
 
