@@ -29,10 +29,11 @@ def scores_of(split, value) -> np.ndarray:  # type: ignore[no-untyped-def]
     return np.where(split.tokens == EOD, np.nan, np.float32(value)).astype(np.float32)
 
 
-def test_a_gain_on_first_tokens_is_found_there() -> None:
+def test_a_gain_on_first_tokens_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paired, "POSITIONS", 3)
     firsts = np.zeros(len(SPLIT.tokens), dtype=np.float32)
     firsts[SPLIT.segments[:-1]] = 0.5
-    result = compare_scores(scores_of(SPLIT, 2.0 - firsts), scores_of(SPLIT, 2.0), SPLIT, positions=3)
+    result = compare_scores(scores_of(SPLIT, 2.0 - firsts), scores_of(SPLIT, 2.0), SPLIT)
     assert result.documents == 3
     assert [(d.position, d.tokens) for d in result.by_position] == [(1, 6), (2, 5), (3, 3)]
     assert [d.difference for d in result.by_position] == [-0.5, 0.0, 0.0]

@@ -14,7 +14,7 @@ from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.statistics import bootstrap_ratio
 from mentalese.models.saved import Saved
 
-POSITIONS = 12
+POSITIONS = 12  # in a sentence; the last one includes all later ones
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,8 @@ class PairedScores:
     by_position: list[Difference]
 
 
-def compare_scores(
-    scores: np.ndarray, reference: np.ndarray, split: Split, *, positions: int = POSITIONS
-) -> PairedScores:
-    """Compare two models' `token_scores` of one split; raise `InputError` for other tokens, or none.
-
-    The last of `positions` in a sentence includes all later ones.
-    """
+def compare_scores(scores: np.ndarray, reference: np.ndarray, split: Split) -> PairedScores:
+    """Compare two models' `token_scores` of one split; raise `InputError` for other tokens, or none."""
     index = np.flatnonzero(~np.isnan(scores))
     other = np.flatnonzero(~np.isnan(reference))
     counts = len(index), len(other)
@@ -59,10 +54,10 @@ def compare_scores(
     _, document = np.unique(after, return_inverse=True)
     text = split.documents[after - 1] + split.beginning
     start = np.maximum(split.segments[np.searchsorted(split.segments, index, side="right") - 1], text)
-    place = np.minimum(index - start, positions - 1)
+    place = np.minimum(index - start, POSITIONS - 1)
     gain = scores[index].astype(np.float64) - reference[index]
     # Sums by document; the first column is all tokens, the others are positions in the sentence.
-    shape = (int(document.max()) + 1, positions + 1)
+    shape = (int(document.max()) + 1, POSITIONS + 1)
     tokens, nats = np.zeros(shape), np.zeros(shape)
     for column in (np.zeros_like(place), place + 1):
         np.add.at(tokens, (document, column), 1)
