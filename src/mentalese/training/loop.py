@@ -386,22 +386,18 @@ class Run:
             state.best_step = state.best = state.best_nll = state.to_beat = None
         value, nll = figure.value(metric), figure.scores.nll
         least = self.recipe.train.early_stopping_min_delta / (100 if metric is ACCURACY else 1)
-        if self._gains(value, state.to_beat, by=least):
+        if state.to_beat is None or metric.better(value, state.to_beat, least):
             state.to_beat, state.validations_without_gain = value, 0
         else:
             state.validations_without_gain += 1
         likelier = metric is ACCURACY and value == state.best and nll < (state.best_nll or 0.0)
-        if self._gains(value, state.best) or likelier:
+        if state.best is None or metric.better(value, state.best) or likelier:
             state.best, state.best_nll, state.best_step = value, nll, state.step
             state.unfinished = figure.unfinished
             self._save_model(figure)
         position = self.plan.position(state.step)
         self.log({"step": state.step, "tokens": position.tokens, "flops": state.flops, "validation": figure.to_dict()})
         state.validation_due = False
-
-    def _gains(self, value: float, before: float | None, by: float = 0.0) -> bool:
-        """Test if the metric is better than it was, by more than `by`."""
-        return before is None or self.validation.metric.better(value, before, by)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
