@@ -186,12 +186,9 @@ def _changes(saved: Saved, split: Split, show: bool) -> list[dict[str, Tensor]]:
             rows.append((spans[: len(nats)], nats))
             bar.update(number + 1)
     has_parts = any(len({(span.start, span.stop) for span in spans}) > 1 for spans, _ in rows)
-    return [_by_distance(spans, nats) if has_parts else _by_number(nats) for spans, nats in rows]
-
-
-def _by_number(nats: Tensor) -> dict[str, Tensor]:
-    """Return the changes of a text's tokens, its `influence`, by thought."""
-    return {f"thought {number + 1}": changed for number, changed in enumerate(nats)}
+    if has_parts:
+        return [_by_distance(spans, nats) for spans, nats in rows]
+    return [{f"thought {number}": changed for number, changed in enumerate(nats, 1)} for _, nats in rows]
 
 
 def _by_distance(spans: Sequence[slice], nats: Tensor) -> dict[str, Tensor]:
