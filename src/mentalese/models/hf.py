@@ -466,7 +466,7 @@ class LatentThoughtModel(OpensAnywhere, TransformersModel, LanguageModel, Generi
         check_width(attention_mask, input_ids.shape[1] + (0 if cache is None else cache.seen_tokens))
         return attention_mask[:, -input_ids.shape[1] :].bool()
 
-    def packed_rows(self, input_ids: Tensor, attention_mask: Tensor | None, cache: Any = None) -> PackedRows:
+    def packed_rows(self, input_ids: Tensor, attention_mask: Tensor | None, cache: ThoughtCache | None) -> PackedRows:
         """Return the columns of this call's tokens; with a cache a row may have no token."""
         if attention_mask is None:
             return PackedRows.unpadded(input_ids)

@@ -173,7 +173,8 @@ def joined(traces: Sequence[ThoughtTrace], windows: Sequence[Window], through: C
         return torch.cat([column[new:] for column, new in zip(columns, news)])
 
     def links(name: str) -> Tensor:
-        return torch.block_diag(*(trace.links[name][new][:, new] for trace, new in zip(traces, new_thoughts)))
+        blocks = (trace.links[name][numbers][:, numbers] for trace, numbers in zip(traces, new_thoughts))
+        return torch.block_diag(*blocks)
 
     first = traces[0]
     new_thoughts = [[n for n, t in enumerate(trace.thoughts) if t.end > new] for trace, new in zip(traces, news)]
