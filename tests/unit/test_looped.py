@@ -111,6 +111,19 @@ def test_gradients_are_those_of_the_plain_one(fields: dict[str, Any]) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-6, msg=name)
 
 
+def test_a_gate_weighs_turns_that_all_have_a_gradient() -> None:
+    """Zhu et al. (arXiv 2510.25741), Eq. 4: `backprop_turns` is of models without a gate."""
+    batch, gradients, costs = {"input_ids": ROWS, "labels": ROWS}, [], []
+    for last in (1, 5):
+        model = made(turns=5, backprop_turns=last, exit_entropy=0.3).train()
+        model.before_step(0)
+        model.training_loss(batch).loss.backward()
+        gradients.append(model.adapter.weight.grad)
+        costs.append(model.training_flops(batch))
+    torch.testing.assert_close(*gradients)
+    assert costs[0] == costs[1]
+
+
 def test_a_gate_learns_as_the_plain_one_and_nothing_else_does() -> None:
     """Zhu et al. (arXiv 2510.25741), Eq. 5 and 6: the second stage trains the gate of a frozen model."""
     model = made(exit_entropy=0.3)

@@ -20,7 +20,8 @@ class LoopedConfig(WrappedDecoderConfig):
         backbone: the layers, in their order: the prelude, the block that is run `turns` times, the coda.
         prelude_layers, coda_layers: l_P and l_C; the layers between them are the block, l_R. Zhu et al. have neither.
         turns: r, turns of the block at test time, and their mean in training.
-        backprop_turns: k, the last turns through which gradients go (section 3.3).
+        backprop_turns: k, the last turns through which gradients go (section 3.3); with a gate, which weighs the losses
+            of all turns, they go through all of them.
         norms: `sandwich`: four norms per layer, one after the block, embeddings times sqrt(hidden_size) and small first
             weights of what layers add (sections 3.2, 4.1); `own`: the backbone as it is, for a trained one.
         exit_distance: at test time a token stops when a turn moves its state by less than this share of the state's
@@ -53,6 +54,10 @@ class LoopedConfig(WrappedDecoderConfig):
         layers = self.num_hidden_layers
         first, last = self.prelude_layers, layers - self.coda_layers
         return range(first), range(first, last), range(last, layers)
+
+    def turns_without_gradient(self, turns: int) -> int:
+        """Return how many of a training step's turns, the first ones, send no gradient."""
+        return max(0, turns - self.backprop_turns) if self.exit_entropy is None else 0
 
     @property
     def embedding_scale(self) -> float:

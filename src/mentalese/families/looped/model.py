@@ -290,7 +290,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             if keys is not None:
                 keys.turn = turn
             read = controlled(state, config.thought_control, start, turn - 1) if turn else state
-            with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= config.turns_without_gradient(turns)):
                 new = self._run(block, self.adapter(torch.cat((read, injected), dim=-1)), options, keys)
                 new = new if self.block_norm is None else self.block_norm(new)  # R(e, s), section 3.2
             encoded.taken = running.long() if encoded.taken is None else encoded.taken + running
@@ -437,8 +437,8 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
             read = samples[0] * (read + 2 * batch["input_ids"].numel() * self.config.hidden_size)
             if settings.pop("gate_only", 0):
                 return once + samples[0] * turn + read
-        with_gradient = sum(min(r, self.config.backprop_turns) for r in samples)
-        return 3 * (once + read) + turn * (sum(samples) + 2 * with_gradient) // len(samples)
+        without = sum(map(self.config.turns_without_gradient, samples))
+        return 3 * (once + read) + turn * (3 * sum(samples) - 2 * without) // len(samples)
 
     def scoring_protocol(self, estimator: str) -> dict[str, object]:
         values = {name: getattr(self.config, name) for name in ("turns", "exit_distance", "exit_probability")}

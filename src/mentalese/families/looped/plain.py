@@ -140,7 +140,7 @@ class Looped(nn.Module):
         return [F.cross_entropy(each, input_ids[:, 1:], reduction="none") for each in logits]
 
     def read(self, input_ids: Tensor, turns: int, seed: int = 0) -> Reading:
-        """Read rows [batch, length]; only the last `backprop_turns` turns have a gradient (section 3.3).
+        """Read rows [batch, length]; without a gate only the last `backprop_turns` have a gradient (section 3.3).
 
         In training mode no token stops before the last turn: exits are for test time (section 6.1; Ouro, section 3.2).
         """
@@ -153,7 +153,7 @@ class Looped(nn.Module):
         survival = torch.ones(input_ids.shape, device=input_ids.device)
         reading, memory = Reading(state, turns=torch.zeros_like(input_ids)), [Memory(stopped) for _ in block]
         for turn in range(turns):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= turns - config.backprop_turns):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= config.turns_without_gradient(turns)):
                 new = self.turn(state, injected, positions, memory)
             new = torch.where(stopped[..., None], state, new)
             reading.turns = reading.turns + ~stopped
