@@ -83,9 +83,9 @@ class DrawnNoise:
     def __init__(self, scale: float, drawn: list[Tensor] | None = None) -> None:
         self.scale, self.drawn = scale, drawn or []
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any, own: Tensor | None) -> Tensor:
         if numbers == len(self.drawn):
-            self.drawn.append(Noise(self.scale).read(thoughts, removed, numbers) - thoughts)
+            self.drawn.append(Noise(self.scale).read(thoughts, removed, numbers, own) - thoughts)
         return thoughts + self.drawn[numbers]
 
 
@@ -117,7 +117,7 @@ class MadeLatents:
     def __init__(self, rows: int, hidden_size: int) -> None:
         self.latents = torch.empty(rows, 0, hidden_size)
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any, own: Tensor | None) -> Tensor:
         self.latents = torch.cat((self.latents.to(thoughts), thoughts[:, None]), dim=1)
         return thoughts
 

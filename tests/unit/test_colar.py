@@ -22,6 +22,7 @@ from mentalese.families.colar.layout import CompressedSteps
 from mentalese.families.colar.model import ColarForCausalLM, Thinking, merge
 from mentalese.families.colar.plain import Colar, Question
 from mentalese.models.trace import INFLUENCE
+from mentalese.nn.controls import controlled
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from mentalese.values import temporarily
@@ -63,7 +64,7 @@ class Made:
     def __init__(self) -> None:
         self.latents: list[Tensor] = []
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Any, own: Tensor | None) -> Tensor:
         self.latents.append(thoughts)
         return thoughts
 
@@ -253,6 +254,25 @@ def test_a_control_replaces_merged_and_own_latents(control: str) -> None:
         model.config.thought_control = control
         assert not torch.allclose(model(ids, use_cache=False).logits[:, -1], own[:, -1], atol=1e-3)
         model.config.thought_control = None
+
+
+def test_a_row_with_more_latents_than_the_other_one_reads_the_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = made("llama", factor=1, thought_control="swapped"), []
+
+    def seen(*args: Any) -> Tensor:
+        read.append(controlled(*args))
+        return read[-1]
+
+    monkeypatch.setattr("mentalese.families.colar.model.controlled", seen)
+    monkeypatch.setattr("mentalese.families.coconut.model.controlled", seen)
+    constant = model.get_input_embeddings().weight[LATENT]
+    few, many = [10, 11, START, 5, 6, END, 30, 30], [13, 14, START, 7, 8, 9, END, 30]
+    model(torch.tensor([few, many]))
+    torch.testing.assert_close(read[-1][1, 2], constant)
+    made_by_it = [[*few[:3], LATENT, LATENT, *few[5:]], [*many[:3], LATENT, LATENT, LATENT, *many[6:]]]
+    model(torch.tensor(made_by_it))
+    torch.testing.assert_close(read[-1][1], constant)
+    assert not torch.allclose(read[-2][1], constant)
 
 
 def test_a_trace_shows_which_tokens_a_latent_is_made_of() -> None:

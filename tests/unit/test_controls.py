@@ -94,6 +94,21 @@ def test_answers_under_a_control_need_no_cache(name: str, control: str, corpus: 
     assert torch.equal(with_cache, without)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in WITH_THOUGHTS if not name.startswith("thought_gestalt")])
+def test_a_row_reads_no_thought_of_padding(name: str, corpus: Path) -> None:
+    """A stream of Thought Gestalt ends with a sentence, after which nothing is read."""
+    model, batch = made(name, corpus, "swapped")
+    ids = batch["input_ids"][:2].clone()
+    mask = torch.ones_like(ids)
+    mask[0, ids.shape[1] // 2 :] = 0
+    found = []
+    for padding in (3, 5):
+        read = ids.masked_fill(mask == 0, padding)
+        found.append(model.eval()(read, attention_mask=mask).logits[1])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("name", WITHOUT)
 def test_a_model_without_thoughts_refuses_a_control(name: str, corpus: Path) -> None:
     with pytest.raises(InputError, match=r"thought_control is 'swapped': a model with this config has no thoughts"):
@@ -107,6 +122,8 @@ def test_what_each_control_makes_of_thoughts() -> None:
     assert controlled(thoughts, "removed", torch.tensor([7.0, 8.0])).tolist() == [[7, 8]] * 3
     assert controlled(thoughts, "swapped").tolist() == [[5, 6], [1, 2], [3, 4]]
     assert controlled(thoughts[:1], "swapped", 9.0).tolist() == [[9, 9]]  # no other row
+    own = torch.tensor([True, False, True])
+    assert controlled(thoughts, "swapped", 9.0, own=own).tolist() == [[5, 6], [1, 2], [9, 9]]
     noisy = torch.stack([controlled(thoughts, "noisy") for _ in range(2000)]) - thoughts
     rms = float(thoughts.square().mean().sqrt())
     assert abs(float(noisy.std()) / rms - 1) < 0.05

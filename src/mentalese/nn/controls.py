@@ -24,7 +24,7 @@ Numbers = int | Tensor | Literal["columns"]
 class Control(Protocol):
     """A replacement for thoughts."""
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None, own: Tensor | None) -> Tensor:
         """Return the thoughts [rows, ..] that a model reads; arguments as in `controlled`."""
 
 
@@ -34,7 +34,7 @@ class Noise:
 
     scale: float
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None, own: Tensor | None) -> Tensor:
         """Return the thoughts [rows, ..] plus noise, whose standard deviation has no gradient."""
         deviation = self.scale * thoughts.detach().float().square().mean().sqrt()
         return thoughts + deviation.to(thoughts.dtype) * torch.randn_like(thoughts)
@@ -61,7 +61,7 @@ class OneThought:
     made: dict[int, Tensor] = field(default_factory=dict)
     count: int = 0
 
-    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None) -> Tensor:
+    def read(self, thoughts: Tensor, removed: Tensor | float, numbers: Numbers | None, own: Tensor | None) -> Tensor:
         """Return the thoughts [rows, ..] that a model reads; arguments as in `controlled`."""
         number = torch.as_tensor(self.number, device=thoughts.device).expand(len(thoughts))
         numbers = self.count if numbers is None else numbers
@@ -75,7 +75,7 @@ class OneThought:
             self.made |= enumerate(thoughts.unbind(1))
             chosen = torch.arange(thoughts.shape[1], device=thoughts.device) == number[:, None]
         self.count = max(self.count, len(self.made))
-        other = controlled(thoughts, self.control, removed)
+        other = controlled(thoughts, self.control, removed, own=own)
         if self.values is not None:
             other = self.values if isinstance(numbers, int) else self.values[:, None]
         return torch.where(chosen.view(*chosen.shape, *[1] * (thoughts.ndim - chosen.ndim)), other, thoughts)
@@ -86,6 +86,7 @@ def controlled(
     control: str | Control | None,
     removed: Tensor | float = 0.0,
     numbers: Numbers | None = None,
+    own: Tensor | None = None,
 ) -> Tensor:
     """Return the thoughts [rows, ..] that a model reads under a control; `None` leaves them as they are.
 
@@ -96,14 +97,19 @@ def controlled(
         removed: the constant, a value or of a shape that fits.
         numbers: the numbers of the thoughts in the order in which a model makes them; `None`: each call has the next
             thought of every row.
+        own: bool [rows, ..], the leading sizes of `thoughts`: thoughts that a row has. A row with more of them than
+            the other one reads the constant after that one's last. `None`: all of them.
     """
     if control is None:
         return thoughts
+    constant = torch.as_tensor(removed, dtype=thoughts.dtype, device=thoughts.device)
     if control == "noisy":
         control = Noise(1.0)
     if not isinstance(control, str):
-        return control.read(thoughts, removed, numbers)
+        return control.read(thoughts, removed, numbers, own)
     if control == "swapped" and len(thoughts) > 1:
-        return thoughts.roll(1, 0)
-    constant = torch.as_tensor(removed, dtype=thoughts.dtype, device=thoughts.device)
+        other = thoughts.roll(1, 0)
+        if own is None:
+            return other
+        return torch.where(own.roll(1, 0).view(*own.shape, *[1] * (thoughts.ndim - own.ndim)), other, constant)
     return constant.expand_as(thoughts) + 0.0 * thoughts  # every weight keeps a gradient, though it is zero (DDP)

@@ -433,7 +433,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
             if thinks.shape[1] > 1:
                 states = torch.cat((before[:, None], read.ahead(inputs[:, :-1])), dim=1)
             own = self._thought(states)
-            latents = controlled(own, self.config.thought_control, marker, "columns")
+            latents = controlled(own, self.config.thought_control, marker, "columns", places.thinks)
             inputs = torch.where(thinks, latents.to(tokens.dtype), tokens)
         encoded.states += states.unbind(1)
         encoded.latents += latents.unbind(1)
@@ -455,7 +455,7 @@ class CoconutForCausalLM(WrappedDecoder[CoconutEncoded]):
         if self.config.thought_control is not None:
             marker = torch.full((), self.config.latent_token_id, device=before.device)
             removed, number = self.get_input_embeddings()(marker), len(encoded.latents)
-            latent = controlled(latent, self.config.thought_control, removed, number)
+            latent = controlled(latent, self.config.thought_control, removed, number, thinking)
         encoded.states.append(before)
         encoded.latents.append(latent)
         encoded.gates.append(gates)

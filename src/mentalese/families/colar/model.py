@@ -196,7 +196,7 @@ class ColarForCausalLM(CoconutForCausalLM):
             require(latents.shape[1] >= most, "latents", [*latents.shape], f"a row of input_ids has {most} latents")
             vectors, ids = latents[:, :most], ids.masked_fill(ids == latent, end)  # the model makes none
         removed = self.get_input_embeddings()(torch.full((), latent, device=ids.device))
-        read = controlled(vectors, self.config.thought_control, removed, "columns").to(inputs.dtype)
+        read = controlled(vectors, self.config.thought_control, removed, "columns", columns.grouped).to(inputs.dtype)
         read = torch.where(columns.grouped[..., None], read, _columns_of(inputs, columns.at))
         inputs = inputs.scatter(1, columns.at[..., None].expand_as(read), read)
         seen = 0 if cache is None else cache.seen_tokens

@@ -252,10 +252,11 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
             if chunks.count:
                 pooled = sums[:, : chunks.count] / chunks.size
                 predicted, codes, logits = self._predict(pooled, chunks, cache)
-                read = controlled(predicted, self.config.thought_control, numbers="columns")
+                valid = chunks.valid(len(pooled), pooled.device)
+                read = controlled(predicted, self.config.thought_control, numbers="columns", own=valid)
                 read = read.detach() if self.config.detach_concept else read
                 table = torch.cat((table, read.to(table.dtype)), dim=1)
-                call.concepts = Concepts(pooled, predicted, chunks.valid(len(pooled), pooled.device), codes, logits)
+                call.concepts = Concepts(pooled, predicted, valid, codes, logits)
             if cache is not None:
                 state["sum"], state["concept"] = chunks.last(sums), chunks.last(table)
             added = chunks.spread(table, hidden.shape[1])

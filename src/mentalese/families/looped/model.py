@@ -289,7 +289,7 @@ class LoopedForCausalLM(LayeredDecoder[LoopedEncoded]):
         for turn in range(turns):
             if keys is not None:
                 keys.turn = turn
-            read = controlled(state, config.thought_control, start, turn - 1) if turn else state
+            read = controlled(state, config.thought_control, start, turn - 1, layout.real) if turn else state
             with torch.set_grad_enabled(torch.is_grad_enabled() and turn >= config.turns_without_gradient(turns)):
                 new = self._run(block, self.adapter(torch.cat((read, injected), dim=-1)), options, keys)
                 new = new if self.block_norm is None else self.block_norm(new)  # R(e, s), section 3.2

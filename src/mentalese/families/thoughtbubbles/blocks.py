@@ -140,15 +140,16 @@ class ForkDecision(nn.Module):
         self.register_buffer("threshold", torch.tensor(UNKNOWN))
         self.observed: Tensor | None = None
 
-    def forward(self, x: Tensor, scores: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, scores: Tensor | None, tokens: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the scores, float32 [B, 2 N], of each stream's fork and the stream, and the embedding of forks [d].
 
-        Inputs are states [B, N, d], scores, float32 [B, N], and the numbers of the streams' tokens, int64 [B, N]. The
-        embedding is read here because sharded weights are available only during a call.
+        Inputs are states [B, N, d], scores, float32 [B, N], the numbers of the streams' tokens, int64 [B, N], and the
+        places in use, bool [B, N]. The embedding is read here because sharded weights are available only during a call.
         """
         decided = self.decide(self.norm(x))
         decisions = F.logsigmoid(decided.to(torch.promote_types(decided.dtype, torch.float32))).clamp(min=LOWEST)
-        decisions = controlled(decisions, self.config.thought_control, math.log(0.5), tokens).clamp(max=0.0)
+        control = self.config.thought_control
+        decisions = controlled(decisions, control, math.log(0.5), tokens, real).clamp(max=0.0)
         decisions = decisions if scores is None else decisions + scores[..., None]
         return decisions.flatten(1), self.embedding
 

@@ -252,7 +252,7 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
     ) -> tuple[Streams, Candidates]:
         """Select among streams and forks (section 2.3); a row keeps `quota` streams in the block selection."""
         decision, size, held = self.decisions[layer], None, None
-        scores, embedding = decision(streams.x, streams.scores, streams.token)
+        scores, embedding = decision(streams.x, streams.scores, streams.token, streams.real)
         originals = torch.stack((torch.zeros_like(streams.own), streams.own), dim=-1).flatten(1)
         merit = scores.detach().masked_fill(originals, math.inf)  # Eq. 4, only for the selection
         if streams.real is not None:
