@@ -10,7 +10,7 @@
 Adapters of rank 16 are trained, 8 questions a step, which takes 4 to 20 seconds of one core. An epoch has about 2,300
 questions, others than the epoch before: eight epochs of the same ones learn them by heart (`words-no-cot`: 0.03 nats
 in training, 0.2 in validation, 76.6% of 500 test questions; with other questions 0.1 nats and 89.6%, where written
-steps have 99.6%). `cot` has three epochs. Most others go on with its adapters: curricula have no stage of written
+steps have 100.0%). `cot` has three epochs. Most others go on with its adapters: curricula have no stage of written
 steps, and each of their stages is one epoch, the last one two. Curricula have 0.4 of its learning rate: at all of it
 `arithmetic-coconut` answers 16% of 100 validation questions after its first stage, and 76% before. `colar` learns from
 written steps in every epoch, at the rate of `cot`, with one or two tokens a latent: up to five, the paper's number, it
