@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,12 @@ from transformers import (
 
 import mentalese
 from mentalese import InputError, Saved, get_recipe, override
+from mentalese.data.config import DataConfig
+from mentalese.data.sources import opened_source
+from mentalese.data.store import prepare
+from mentalese.evaluation.options import TextOptions
 from mentalese.models.base import LanguageModel, as_model, class_of
+from mentalese.models.saved import on_one_text
 from mentalese.models.trace import ThoughtTrace
 from support import saved, shrink, tiny_recipes
 
@@ -123,8 +131,6 @@ def test_fields_of_from_pretrained_are_checked(kind: str, fields: dict[str, Any]
 
 def test_a_text_scores_as_in_its_split(corpus: Path, tmp_path: Path) -> None:
     opened = mentalese.load(saved(tmp_path / "run", shrink(get_recipe("thought_gestalt/tiny"), corpus)), device="cpu")
-    import json
-
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()][:3]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     held = opened.on(f"file:{tmp_path / 'texts.jsonl'}")
@@ -211,3 +217,70 @@ def test_a_model_of_text_and_images_is_refused(tokenizer: Any, tmp_path: Path) -
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"also reads other media than text \(gemma3\)"):
         mentalese.load(tmp_path)
+
+
+def trained_on(source: str, out: Path, *fields: str) -> Saved:
+    small = ("layout.batch_size=2", "layout.sequence_length=32", "model.n_layer=1", "train.steps=1")
+    tokenizer = () if source.startswith("store:") else ("data.tokenizer=bpe:300",)
+    return mentalese.train("gpt2/tiny", f"data.source={source}", *tokenizer, *small, *fields, out=out, show=False)
+
+
+def texts_of(reader: Saved, split: str) -> set[str]:
+    """Return the first words of a split's documents, which no detokenizer changes."""
+    return {document.text.split()[0] for document in opened_source(reader.data, split == "all").documents(split)}
+
+
+@pytest.fixture
+def tokenised(tmp_path: Path) -> Path:
+    """Forty documents, each with a first word of its own, in the format of WikiText."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": f"d{i}x , heat @-@ mass is lost ."}) + "\n" for i in range(40)))
+    return path
+
+
+@pytest.mark.parametrize("fields", [("data.detokenizer=wikitext",), ("data.held_out=0.4",), ()])
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_was_held_out_in_training_is_the_test_split(
+    fields: tuple[str, ...], copied: bool, tokenised: Path, tmp_path: Path
+) -> None:
+    opened = trained_on(f"file:{tokenised}", tmp_path / "run", *fields)
+    train, test = texts_of(opened, "train"), texts_of(opened, "test")
+    source = tokenised
+    if copied:
+        source = Path(shutil.copy(tokenised, tmp_path / "copy.jsonl"))
+    options = TextOptions(source=f"file:{source}")
+    reader = options.read_by(opened)
+    assert options.part(reader) == "test"
+    assert texts_of(reader, "test") == test
+    assert not test & train
+    with pytest.raises(InputError, match=r"data.detokenizer is 'lm1b': .* was trained on this text with (None|'wiki)"):
+        TextOptions(source=f"file:{source}", detokenizer="lm1b").read_by(opened)
+    with pytest.raises(InputError, match=r"data.held_out is 0.2: .* with 0\.[14], which held out other documents"):
+        opened.on(f"file:{source}", held_out=0.2)
+
+
+def test_a_text_that_was_read_through_a_store_is_the_models_own(tokenised: Path, tmp_path: Path) -> None:
+    data = DataConfig(source=f"file:{tokenised}", tokenizer="bpe:300", detokenizer="wikitext", held_out=0.4)
+    for name, config in (("a", data), ("b", dataclasses.replace(data, held_out=0.1))):
+        prepare(config, out=tmp_path / name, show=False)
+    opened = trained_on(f"store:{tmp_path / 'a'}", tmp_path / "run")
+    options = TextOptions(source=f"file:{tokenised}")
+    reader = options.read_by(opened)
+    assert options.part(reader) == "test"
+    assert texts_of(reader, "test") == {document.text.split()[0] for document in opened_source(data).documents("test")}
+    assert opened.on(f"store:{tmp_path / 'a'}").data.held_out == 0.1  # it contains tokens
+    with pytest.raises(InputError, match=r"data.held_out is 0.1: .* was trained on this text with 0.4"):
+        opened.on(f"store:{tmp_path / 'b'}")
+
+
+def test_two_models_read_one_text_as_the_one_that_was_trained_on_it(tokenised: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": f"e{i}x is another text."}) + "\n" for i in range(40)))
+    stranger = trained_on(f"file:{other}", tmp_path / "stranger")
+    text = f"file:{tokenised}"
+    few, many = (trained_on(text, tmp_path / f"{share}", f"data.held_out={share}") for share in (0.1, 0.4))
+    for models in ((stranger, many), (many, stranger)):
+        read = on_one_text(models, text)
+        assert [texts_of(reader, "test") for reader in read] == [texts_of(many, "test")] * 2
+    with pytest.raises(InputError, match=r"data.held_out is 0.1: another model was trained on file:.* with 0.4"):
+        on_one_text((few, many), text)

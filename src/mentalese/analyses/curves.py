@@ -133,16 +133,12 @@ def _positions(paths: Sequence[str], *, source: str | None = None, documents: in
         InputError: models whose tokenizers split the text into different tokens, or that score none.
     """
     from mentalese.evaluation.options import TextOptions
-    from mentalese.models.saved import Saved, load
+    from mentalese.models.saved import load, on_one_text
 
     runs: list[Numbers] = []
     first: np.ndarray | None = None
-    settings: dict[str, str | None] = {}
-    models: list[Saved] = []
-    for path in paths:
-        models.append(load(path).on(source, **settings).scored_by(max_documents=documents))
-        data = models[-1].data
-        source, settings = data.source, {"text_column": data.text_column, "detokenizer": data.detokenizer}  # one text
+    models = [one.scored_by(max_documents=documents) for one in on_one_text([*map(load, paths)], source)]
+    source = models[0].data.source
     part = TextOptions(source=source).part(*models)
     for path, label, saved in zip(paths, model_names(paths), models):
         split = saved.split(part)

@@ -51,6 +51,7 @@ class Source:
         count: the number of documents that were read, including documents that are left out.
         dropped, empty: documents of each split that were left out because a later split has them, or their question,
             too, or because they contain only white space.
+        is_divided: validation or test was missing, and was taken out of train.
         remarks: sentences on the division into documents, if users may expect another one.
 
     Raises:
@@ -88,6 +89,7 @@ class Source:
                 copies = np.isin(keys, keys[self._origin == numbers[later]])
                 self._split[(self._split == numbers[split]) & copies] = _DUPLICATE
         missing = [split for split in ("test", "validation") if split in self.splits and split not in readers]
+        self.is_divided = bool(missing)
         if missing:
             train = slice(len(scans[0][0]))
             hold_out = _hold_out_last if held_out >= 1 else _hold_out_share

@@ -45,6 +45,8 @@ from mentalese.screen import progress
 
 FORMAT_VERSION = 1
 _OFFSET = np.dtype("<i8")
+_READ = ("source", "text_column", "detokenizer", "held_out", "tokenizer")
+"""Fields of `DataConfig` that a store notes; stores of earlier versions lack two of them."""
 
 
 @dataclass(frozen=True)
@@ -262,12 +264,20 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
     return tokenizer_fingerprint(add_markers(load_pretrained_tokenizer(path), latents=layout.questions))
 
 
+def is_divided(config: DataConfig) -> bool:
+    """Test if some of a source's text was held out for it, as it has no splits of its own; False if it is gone."""
+    try:
+        return opened_source(config).is_divided
+    except InputError:
+        return False
+
+
 def before_preparing(config: DataConfig) -> DataConfig:
-    """Return the config, or for a prepared folder a config with the source and the tokenizer that it was made from."""
+    """Return the config, or for a prepared folder a config of the source that it was made from, and of its reading."""
     if (folder := _prepared_folder(config)) is None:
         return config
     meta = open_store(folder, verify=False).meta
-    return replace(config, source=meta["source"], tokenizer=meta["tokenizer"])
+    return replace(config, **{name: meta[name] for name in _READ if name in meta})
 
 
 def _write(
@@ -296,7 +306,7 @@ def _write(
             left_out = {"dropped_documents": source.dropped, "empty_documents": source.empty}
             counts[split] |= {name: number.get(split, 0) for name, number in left_out.items()}
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
-    meta = inputs | {name: getattr(config, name) for name in ("source", "detokenizer", "tokenizer")}
+    meta = inputs | {name: getattr(config, name) for name in _READ}
     meta |= {"kind": source.kind, "dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
     meta |= {"beginning": len(encoder.first)} if encoder.first else {}
     meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})

@@ -12,7 +12,7 @@ from mentalese.data.split import Split
 from mentalese.errors import require
 from mentalese.evaluation.options import TextOptions
 from mentalese.evaluation.statistics import bootstrap_ratio
-from mentalese.models.saved import Saved
+from mentalese.models.saved import Saved, on_one_text
 
 POSITIONS = 12  # in a sentence; the last one includes all later ones
 
@@ -95,10 +95,9 @@ def run(saved: Saved, other: Saved, options: TextOptions | None = None, *, show:
         InputError: tokenizers that split the text into different tokens; errors of `Saved.store`.
     """
     options = options or TextOptions()
-    saved = options.read_by(saved).scored_by(tokens="lexical")
+    read = on_one_text((saved, other), options.source, text_column=options.text_column, detokenizer=options.detokenizer)
+    saved, other = (one.scored_by(tokens="lexical") for one in read)
     data = saved.data
-    settings = {name: getattr(data, name) for name in ("text_column", "detokenizer", "held_out")}
-    other = other.on(data.source, **settings).scored_by(tokens="lexical")
     part = options.part(saved, other)
     split, reference = (model.split(part, show=show) for model in (saved, other))
     tokenizers = [saved.data.tokenizer, other.data.tokenizer]

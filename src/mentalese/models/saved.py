@@ -19,7 +19,7 @@ from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.sources import is_one_text
 from mentalese.data.split import Split
-from mentalese.data.store import TokenStore, prepare, source_fingerprint, split_of
+from mentalese.data.store import TokenStore, before_preparing, is_divided, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
 from mentalese.errors import InputError, require
 from mentalese.models import generation, scoring, thinking
@@ -117,27 +117,45 @@ class Saved:
     def on(self, source: str | None = None, **read: str | float | None) -> Saved:
         """Return the model with another text (`DataConfig.source`) and with the fields of `DataConfig` in `read`.
 
-        `read` has the `text_column` and `detokenizer` that the text needs. If the source is the text of training under
-        another name, the documents held out in training stay held out, unless `read` has a `held_out`.
+        `read` has the `text_column` and `detokenizer` that the text needs. The text of training is read as it was read
+        there, also under another name, so that the documents held out in training stay held out.
 
         Raises:
-            InputError: the source is not a name (`mentalese.as_source` names texts), or `read` has an unknown field.
+            InputError: the source is not a name (`mentalese.as_source` names texts), `read` has an unknown field, or
+                the text of training, of which some was held out, is read in another way, which holds out other texts.
         """
-        changes: dict[str, Any] = {} if source is None else {"source": source, **AS_IT_IS}
-        changes |= {name: value for name, value in read.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in read.items() if value is not None}
+        changes = ({} if source is None else {"source": source, **AS_IT_IS}) | given
         other = dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
-        if self.recipe is None or source is None or read.get("held_out") is not None:
+        own = self._own_text
+        if own is None or not changes:
             return other
-        held_out = self.recipe.data.held_out
-        if held_out == other.data.held_out:
+        asked = _prepared(other.data)
+        is_store = asked.source != other.data.source
+        settings = {name: getattr(own, name) for name in ("text_column", "detokenizer", "held_out")}
+        settings |= {name: given[name] for name in given.keys() & {"text_column"}}
+        as_trained = dataclasses.replace(other, data=dataclasses.replace(asked, **settings))
+        if not as_trained.reads_own_text:
             return other
-        reader = dataclasses.replace(other, data=dataclasses.replace(other.data, held_out=held_out))
-        return reader if reader.reads_own_text else other
+        for name in ("detokenizer", "held_out"):
+            value = getattr(asked, name)
+            if value != settings[name] and (is_store or name in given) and is_divided(as_trained.data):
+                remedy = f"{self.path} was trained on this text with {settings[name]!r}, which held out other documents"
+                raise InputError(f"data.{name} is {value!r}: {remedy}")
+        return (
+            other if is_store else dataclasses.replace(as_trained, data=dataclasses.replace(as_trained.data, **given))
+        )
+
+    @property
+    def _own_text(self) -> DataConfig | None:
+        """The text of training as it was prepared; `None` if the training is not known."""
+        return None if self.recipe is None else _prepared(self.recipe.data)
 
     @property
     def reads_own_text(self) -> bool:
         """True if `data` is the text that the model was trained on, wherever it is read from."""
-        if self.recipe is not None and _same(self.data.source, self.recipe.data.source):
+        own = self._own_text
+        if own is not None and _same(_prepared(self.data).source, own.source):
             return True
         fingerprint = saved_about(self.path).get("source_fingerprint")
         try:
@@ -261,12 +279,40 @@ class Saved:
         return scoring.token_scores(self, split, show=show)
 
 
+def _prepared(data: DataConfig) -> DataConfig:
+    """Return `before_preparing`, or the same config if its store is gone."""
+    try:
+        return before_preparing(data)
+    except InputError:
+        return data
+
+
 def _same(source: str, other: str) -> bool:
     """Test if two sources are the same; of files also if their paths are written in two ways."""
     (kind, _, place), (other_kind, _, other_place) = source.partition(":"), other.partition(":")
     if kind != other_kind or kind in ("builtin", "hub", "python"):
         return source == other
     return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
+
+
+def on_one_text(models: Sequence[Saved], source: str | None = None, **read: str | float | None) -> list[Saved]:
+    """Return models that read one text in one way: `Saved.on`, by default the text of the first one's training.
+
+    Raises:
+        InputError: errors of `Saved.on`, or several were trained on it, with other documents held out.
+    """
+    first = models[0].on(source, **read)
+    data = first.data
+    others = [one.on(data.source, text_column=data.text_column, detokenizer=data.detokenizer) for one in models[1:]]
+    readers = [first, *others]
+    names = ("text_column", "detokenizer", "held_out")
+    trained = [{name: getattr(one.data, name) for name in names} for one in readers if one.reads_own_text]
+    settings = trained[0] if trained else {name: getattr(data, name) for name in names}
+    for other in trained:
+        for name in names:
+            remedy = f"another model was trained on {data.source} with {other[name]!r}, use another text"
+            require(other[name] == settings[name], f"data.{name}", settings[name], remedy)
+    return [dataclasses.replace(one, data=dataclasses.replace(one.data, **settings)) for one in readers]
 
 
 def load(
