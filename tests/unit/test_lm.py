@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import re
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from mentalese import cli, evaluate, get_recipe, load, network
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Layout, Marked, Packed, QuestionAnswer, SentenceStreams
+from mentalese.data.layouts import AsIs, Layout, Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.split import Split
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
@@ -232,6 +233,14 @@ def test_a_rolling_score_is_that_of_the_whole_text(lm: MentaleseLM) -> None:
     texts = [context + rest for context, rest in PAIRS]
     rolling = lm.loglikelihood_rolling([request(text) for text in ["", *texts]])
     assert rolling == [0.0, *(-score.nll for score in lm.score([("", text) for text in texts]))]
+
+
+def test_a_document_of_white_space_is_scored(tokenizer: PreTrainedTokenizerFast) -> None:
+    lm = reader(Bigram(tokenizer), tokenizer)
+    (nats,) = lm.loglikelihood_rolling([request(" \n")])
+    assert nats < 0
+    with pytest.raises(InputError, match="text is '': the tokenizer makes no token of it"):
+        lm.score([("", "")])
 
 
 @pytest.mark.parametrize("length", [10, 31, 32, 62, 80])
@@ -452,6 +461,18 @@ def test_blimp_is_the_mean_over_its_files(tokenizer: PreTrainedTokenizerFast, fo
     assert found["items"] == 66 * 4 + 2
 
 
+def test_blimp_compares_first_words_of_a_model_without_a_beginning(
+    tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    for part in range(67):
+        write(folder / "blimp" / f"part_{part}.jsonl", [{"sentence_good": "y a", "sentence_bad": "x a"}])
+    questions = read_questions("blimp", EvaluationOptions(task_files=folder))
+    lm = reader(Priced(tokenizer, x=0.5, y=0.25), tokenizer, layout=AsIs())
+    assert zero_shot(lm, questions)["acc"] == 1.0
+    asked = [Instance(request_type="loglikelihood", doc={}, arguments=("", text), idx=0) for text in ("y a", "x a")]
+    assert [value for value, _ in lm.loglikelihood(asked)] == [-2.25, -2.5]
+
+
 # -- held to lm-eval ---------------------------------------------------------------------------------------------------
 
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
@@ -534,12 +555,16 @@ def test_a_local_set_asks_and_counts_as_lm_evals_own_task(
     assert expected["protocol"]["shots"] == {name: 0}
 
 
+RACE = {
+    "article": "Ann ran.",
+    "problems": str([{"question": "Ann is _ .", "answer": "A", "options": ["in", "out", "up", "on"]}]),
+}
+
+
 def test_a_hub_task_is_asked_by_its_own_name(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    problems = [{"question": "Ann is _ .", "answer": "A", "options": ["in", "out", "up", "on"]}]
-    rows = [{"article": "Ann ran.", "problems": str(problems)}] * 3
-    from_hub(monkeypatch, rows, "race")
+    from_hub(monkeypatch, [RACE] * 3, "race")
     lm = Asked(opened(Bigram(tokenizer), tokenizer))
     found = zero_shot(lm, read_questions("hub:race", EvaluationOptions(limit=2)))
     assert ("Article: Ann ran.\n\nAnn is _ .", " up") in lm.pairs
@@ -554,6 +579,33 @@ def test_a_hub_task_is_asked_by_its_own_name(
     monkeypatch.setattr(ConfigurableTask, "process_results", incomplete)
     with pytest.raises(InputError, match="task 'hub:race' needs evaluate: pip install evaluate"):
         zero_shot(lm, read_questions("hub:race", EvaluationOptions()))
+
+
+def test_a_hub_task_that_shuffles_choices_asks_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lm-eval does, whose GPQA shuffles them by Python's own generator."""
+    from_hub(monkeypatch, [RACE], "race")
+    download, drawn = ConfigurableTask.download, list[tuple[float, float]]()
+
+    def shuffling(self: Any, *args: Any, **options: Any) -> None:
+        drawn.append((random.random(), float(np.random.rand())))
+        download(self, *args, **options)
+
+    monkeypatch.setattr(ConfigurableTask, "download", shuffling)
+    for seed in (1, 2):
+        random.seed(seed)
+        expected = random.Random(seed).random()
+        read_questions("hub:race", EvaluationOptions())
+        assert random.random() == expected
+    assert len(set(drawn)) == 1
+    assert drawn[0] == (random.Random(0).random(), float(np.random.RandomState(1234).rand()))
+
+
+@pytest.mark.parametrize(("kind", "says"), [("UNSAFE_CODE", "runs code that a model has"), ("MULTIMODAL", "images")])
+def test_hub_tasks_of_code_and_images_are_refused(kind: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_hub(monkeypatch, [RACE], "race")
+    monkeypatch.setattr(ConfigurableTask, kind, True, raising=False)
+    with pytest.raises(InputError, match=rf"tasks is 'hub:race': it .*{says}.* is not supported: use another"):
+        read_questions("hub:race", EvaluationOptions())
 
 
 def test_hub_tasks_have_examples_unless_the_task_forbids_them(

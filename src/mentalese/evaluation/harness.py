@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from torch import Tensor
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.prompts import PromptEncoder, TextRow, check_prompts
+from mentalese.data.prompts import PromptEncoder, TextRow
 from mentalese.data.tokenizers import decode_after
 from mentalese.errors import InputError, require
 from mentalese.evaluation.options import Questions
@@ -32,7 +34,7 @@ from mentalese.models.generation import continuations, stop_tokens
 from mentalese.models.saved import Saved
 from mentalese.nn.loss import IGNORED
 from mentalese.screen import progress
-from mentalese.values import temporarily
+from mentalese.values import checked, temporarily
 
 
 class Score(NamedTuple):
@@ -41,6 +43,11 @@ class Score(NamedTuple):
     nll: float
     tokens: int
     greedy: bool | None
+
+
+Pair = tuple[str | None, str]
+"""A context and its continuation. After an empty context the continuation's first token is scored, too, after a
+beginning-of-text token; after `None` it is not, unless the tokenizer puts a token before each text."""
 
 
 class _Window(NamedTuple):
@@ -112,11 +119,8 @@ class MentaleseLM(LM):
         return [-next(scores).nll if text else 0.0 for text in texts]
 
     def scores(self, requests: Sequence[Instance]) -> list[Score]:
-        """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request.
-
-        A whole text that nothing precedes is scored from its second token on.
-        """
-        return self.score([request.args for request in requests], first_token=False)
+        """Return scores of `loglikelihood` without greedy decoding; lm-eval has no such kind of request."""
+        return self.score([request.args for request in requests])
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue each (context, options), up to the first of `options["until"]`, or the limit of new tokens.
@@ -144,11 +148,10 @@ class MentaleseLM(LM):
     @torch.no_grad()
     def score(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Sequence[Pair],
         *,
         greedy: bool = False,
         blocks: bool = False,
-        first_token: bool = True,
     ) -> list[Score]:
         """Return the likelihood of each continuation after its context, which may be empty, joined as they are.
 
@@ -158,12 +161,11 @@ class MentaleseLM(LM):
         Args:
             greedy: also test if each label is the most likely token.
             blocks: read long texts in blocks instead of windows.
-            first_token: score the first token of a text that nothing precedes, after a beginning-of-text token.
         """
         distinct = list(dict.fromkeys(pairs))
         if not distinct:
             return []
-        rows, labels = self._encode(distinct, first_token)
+        rows, labels = self._encode(distinct)
         rows, together, members = self._together(rows, labels)
         windows = [_Window(i, *window) for i, row in enumerate(together) for window in self._windows(row, blocks)]
         windows.sort(key=lambda window: window.start - window.end)  # longest first: lack of memory shows at once
@@ -183,8 +185,8 @@ class MentaleseLM(LM):
                         value = nats[row, counted].sum()
                         if not np.isfinite(value):
                             raise FloatingPointError(
-                                f"the log-likelihood of {''.join(distinct[i])[:80]!r} is {-value}: the model's "
-                                "weights or activations are not finite"
+                                f"the log-likelihood of {''.join(filter(None, distinct[i]))[:80]!r} is {-value}: the "
+                                "model's weights or activations are not finite"
                             )
                         nll[i] += value
                         right[i] &= not missed[row, counted].any()
@@ -216,17 +218,17 @@ class MentaleseLM(LM):
             groups,
         )
 
-    def _encode(
-        self, pairs: Sequence[tuple[str, str]], first_token: bool = True
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _encode(self, pairs: Sequence[Pair]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the token ids and the labels of each pair, both int64 [length]; see `score`."""
-        check_prompts([context + continuation for context, continuation in pairs], whole_sentences=False)
         end = self.special_ids["sentence_end_token_id"] if self.layout.markers else None
         rows, labels = [], []
-        for context, continuation in pairs:
-            row = self.layout.prompt_row(context + continuation, self._encoder.after(context))
+        for given, continuation in pairs:
+            context = given or ""
+            text = checked("text", str, context + continuation)
+            row = self.layout.prompt_row(text, self._encoder.after(context))
+            require(any(row.spans), "text", text, "the tokenizer makes no token of it")
             begins = row.spans[0] is not None and not context
-            if begins and (first_token or len(row) == 1):
+            if begins and (given is not None or len(row) == 1):
                 row = TextRow.of_markers(self.special_ids["bos_token_id"]) + row
             lexical = [i for i, span in enumerate(row.spans) if span is not None]
             context_tokens = sum(span is not None and span[1] <= len(context) for span in row.spans)
@@ -285,7 +287,7 @@ class MentaleseLM(LM):
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
-_SEED = 1234  # lm-eval's seed for few-shot examples
+_SEED = 1234  # lm-eval's seed for few-shot examples, and of NumPy
 _RESAMPLINGS = 1000  # for standard errors that have no formula
 
 
@@ -306,10 +308,10 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
         if default is None or (shots is not None and default != 0):
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=_SEED)
-    ask = {"limit": questions.limit, "bootstrap_iters": _RESAMPLINGS, "log_samples": False}
+    ask: dict[str, Any] = {"limit": questions.limit, "bootstrap_iters": _RESAMPLINGS, "log_samples": False}
     try:
         # `MentaleseLM` shows the progress of slow work.
-        with temporarily(lm_eval_task, tqdm=lambda items, **_: items):
+        with temporarily(lm_eval_task, tqdm=lambda items, **_: items), seeded():
             about = evaluate(lm=lm, task_dict=questions.tasks, **ask)
     except ModuleNotFoundError as error:
         raise InputError(f"task 'hub:{name}' needs {error.name}: pip install {error.name}") from error
@@ -337,6 +339,19 @@ def zero_shot(lm: MentaleseLM, questions: Questions) -> dict[str, object]:
             result["unfinished"] = lm.unfinished - unfinished
     whole = all(task.OUTPUT_TYPE == "loglikelihood_rolling" for task in tasks)
     return result | {"protocol": protocol | lm.protocol(blocks=whole)}
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Seed Python's and NumPy's generators as lm-eval does, for tasks that shuffle choices; restore them at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(_SEED)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _mean(parts: list[dict[str, float | None]]) -> dict[str, float | None]:

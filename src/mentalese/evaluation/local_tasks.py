@@ -127,7 +127,7 @@ class ChoiceTask(LocalTask):
             context, continuation = request.args
             text = (doc[self.format.premise] if self.format.premise else context) + continuation
             about = {"metadata": kwargs["metadata"], "idx": len(conditional) + request.idx}
-            whole.append(Instance(request_type="scores", doc=doc, arguments=("", text), **about))
+            whole.append(Instance(request_type="scores", doc=doc, arguments=(None, text), **about))
         return [*conditional, *whole]
 
     def process_results(self, doc: dict[str, object], results: list[Score]) -> dict[str, float]:

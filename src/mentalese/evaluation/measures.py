@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,16 +163,21 @@ def _read_set(name: str, options: EvaluationOptions) -> Questions:
 def _read_hub_task(task: str, options: EvaluationOptions) -> Questions:
     from lm_eval.tasks import TaskManager
 
+    from mentalese.evaluation.harness import seeded
+
     name, manager = task.removeprefix(HUB), TaskManager()
     require(name in manager.all_tasks, "tasks", task, f"lm-eval has no such task{nearest(name, manager.all_tasks)}")
     try:
-        with hub_or_cache("tasks", task):
+        with hub_or_cache("tasks", task), seeded():
             loaded = manager.load([name])
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"task {task!r}: lm-eval cannot fetch its questions ({reason})") from error
+        reason = next(filter(re.compile(r"\w").search, str(error).splitlines()), type(error).__name__)  # no banner
+        raise InputError(f"task {task!r}: lm-eval cannot fetch its questions ({reason.strip()})") from error
+    for kind, what in {"UNSAFE_CODE": "runs code that a model has written", "MULTIMODAL": "shows images"}.items():
+        has_it = any(getattr(part, kind, False) for part in loaded["tasks"].values())
+        require(not has_it, "tasks", task, f"it {what}, which is not supported: use another")
     never = all(part.get_config("num_fewshot") == 0 for part in loaded["tasks"].values())
     require(not (options.shots and never), "shots", options.shots, f"{task!r} is asked without examples, remove it")
     return Questions(name, loaded, options.limit, options.shots)
