@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
@@ -212,11 +212,13 @@ def test_greedy_requires_the_likeliest_token_throughout(tokenizer: PreTrainedTok
 
 def test_a_token_that_spans_context_and_continuation_is_scored() -> None:
     vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocabulary | {"ab": 256}, [("a", "b")]))
+    backend = Tokenizer(models.BPE(vocabulary | {"ab": 256, "ĊĠ": 257}, [("a", "b"), ("Ċ", "Ġ")]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)  # as Pythia's
     lm = reader(Bigram(tokenizer), tokenizer)
     assert [score.tokens for score in lm.score([("xa", "b"), ("x", "ab"), ("xab", "é"), ("é", "ab")])] == [1, 1, 2, 1]
+    assert [score.tokens for score in lm.score([("x\n", "  y"), ("x", "\n  y")])] == [3, 3]
 
 
 def test_long_texts_are_scored_in_windows_once_per_token(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -268,6 +268,13 @@ def test_text_after_a_character_of_several_tokens_is_whole(
     assert "".join(streamer) == after
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_part_of_a_character_is_no_more_than_that(count: int, bytes_as_tokens: PreTrainedTokenizerFast) -> None:
+    """The decoder then shows the bytes of the character before it as broken ones, too."""
+    ids, start = bytes_as_tokens.encode("a 😀🎉"), len(bytes_as_tokens.encode("a 😀"))
+    assert decode_after(ids[: start + count], start, bytes_as_tokens) == "�" * count
+
+
 @pytest.mark.parametrize("cut", range(1, 12))
 def test_a_text_cut_within_a_character_is_not_repeated(cut: int, bytes_as_tokens: PreTrainedTokenizerFast) -> None:
     ids = bytes_as_tokens.encode("a b日c 😀")

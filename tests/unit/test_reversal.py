@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import evaluate, get_recipe
 from mentalese.data.batch import Batch
-from mentalese.data.layouts import Marked, SentenceStreams
+from mentalese.data.layouts import Marked, QuestionAnswer, SentenceStreams
 from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import reversal
@@ -200,6 +200,8 @@ def test_a_plain_model_goes_on_with_a_text(plain: PreTrainedTokenizerFast) -> No
 def test_a_tokenizer_without_the_names_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(InputError, match="needs two of 60 first names"):
         reversal.run(opened(nn.Linear(1, 1), tokenizer))
+    with pytest.raises(InputError, match=r"tasks is 'reversal': .* reads questions and the probe is a text"):
+        reversal.run(opened(nn.Linear(1, 1), tokenizer, QuestionAnswer()))
 
 
 def test_names_of_an_unknown_word_are_not_probed() -> None:

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from mentalese import Recipe, Saved, TrainConfig, cli
+from mentalese.data.config import DataConfig
 from mentalese.data.layouts import Marked, Packed, QuestionAnswer, SentenceStreams
 from mentalese.data.split import Split
-from mentalese.data.tokenizers import special_token_ids
+from mentalese.data.store import split_of
+from mentalese.data.tokenizers import add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.evaluation import samples
 from mentalese.evaluation.options import SampleOptions
@@ -226,6 +229,19 @@ def test_continuations_need_documents_that_are_long_enough(
     options = SampleOptions(kind="conditional", draws=1, **SHORT)
     everything = conditional(opened(WithoutCache(), tokenizer), split, options, judge)
     assert everything["protocol"]["samples"] == 120
+
+
+def test_a_prompt_ends_with_a_whole_character() -> None:
+    vocabulary = {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=backend))
+    texts = [f"{'a' * (i % 3)}日本語の文章" for i in range(120)]
+    split = split_of(texts, tokenizer, DataConfig(source="file:x"))
+    prompts, whole = samples._beginnings(split, tokenizer, SampleOptions(kind="conditional", prompt_tokens=7), 6)
+    assert not any("�" in text for text in (*prompts, *whole))
+    assert prompts[:3] == ["日本", "a日本", "aa日"]
+    assert all(text.startswith(prompt) for prompt, text in zip(prompts, whole, strict=True))
 
 
 def test_a_continuation_keeps_the_space_before_it() -> None:

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import re
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -225,7 +224,7 @@ def _read_table(path: Path | zipfile.Path) -> Iterator[Row]:
     with open_text(path, newline="") as file:
         header = file.readline()
         separator = "\t" if ".tsv" in path.suffixes else ";" if header.count(";") > header.count(",") else ","
-        csv.field_size_limit(sys.maxsize)
+        csv.field_size_limit(2**31 - 1)  # a C long on every system
         rows = csv.reader(chain([header], file), delimiter=separator, strict=True)
         with reading(lambda: f"{path}, line {rows.line_num}"):
             names = next(rows, [])

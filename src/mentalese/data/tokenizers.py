@@ -248,7 +248,6 @@ def add_markers(tokenizer: PreTrainedTokenizerBase, *, latents: bool = False) ->
     roles = {"bos_token": start, "eos_token": end, "pad_token": pad, "unk_token": tokenizer.unk_token}
     extra = dict.fromkeys([*tokenizer.all_special_tokens, *markers])
     backend = corpus_encoder(tokenizer, markers=True)
-    backend.post_processor = NOTHING_ADDED
     backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in markers])
     settings = roles | {
         "extra_special_tokens": [token for token in extra if token not in roles.values()],
@@ -334,6 +333,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def corpus_encoder(tokenizer: PreTrainedTokenizerBase, *, markers: bool = False) -> Tokenizer:
     """Return a new backend for encoding text: `<|eos|>` written in a text is a marker only if it reads `markers`."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = NOTHING_ADDED  # some also cut white space from a token's offsets
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = not markers
@@ -399,7 +399,11 @@ def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedT
     """
     before = last_character(text_ids(ids[:start], tokenizer), tokenizer)
     whole, known = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer), decode(before, tokenizer)
-    return whole.removeprefix(known if whole.startswith(known) else known.rstrip("�"))  # a part of a character
+    if whole.startswith(known):
+        return whole.removeprefix(known)
+    if known.endswith("�"):  # a part of a character, which the new tokens complete
+        return whole.removeprefix(known.rstrip("�"))
+    return decode(ids[start:], tokenizer)  # a part of a character, with which the one before is not decoded either
 
 
 def last_character(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -93,6 +93,8 @@ def run(saved: Saved, *, show: bool = False) -> dict[str, object]:
         such pairs), each with `mean`, `std` over pairs and a 95% `interval` of the mean, by drawing names
         (`bootstrap_pairs`; `None` for two names).
     """
+    remedy = f"{saved.path} reads questions and the probe is a text, use a model of text"
+    require(not saved.layout.questions, "tasks", "reversal", remedy)
     names = list(single_token_names(saved.tokenizer))
     remedy = f"the probe needs two of {len(NAMES)} first names as one token, use a model with a larger vocabulary"
     require(len(names) > 1, "the model", str(saved.path), remedy)

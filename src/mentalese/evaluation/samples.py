@@ -239,7 +239,7 @@ def _beginnings(
     require(_FEWEST_TEXTS <= count <= len(long_enough), "samples", count, remedy)
 
     def text(start: int, size: int) -> str:
-        return decode(split.tokens[start : start + size].tolist(), tokenizer)
+        return decode(split.tokens[start : start + size].tolist(), tokenizer).rstrip("�")  # a part of a character
 
     starts = (split.documents[long_enough[:count]] + split.beginning).tolist()
     return [text(start, options.prompt_tokens) for start in starts], [text(start, length) for start in starts]

@@ -141,5 +141,5 @@ def openings(
         turn, firsts = user_turn(tokenizer), split.document_segments[:-1][:count]
         return [question_text(split.segment(first).tolist(), tokenizer, turn).strip() for first in firsts]
     starts = split.documents[:-1][split.documents[1:] - split.documents[:-1] > 2 * length] + split.beginning
-    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer) for start in starts)
+    texts = (decode(split.tokens[start : start + length].tolist(), tokenizer).rstrip("�") for start in starts)
     return list(islice((text for text in texts if text.strip()), count)) or ["The"]
