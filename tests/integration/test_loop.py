@@ -506,6 +506,19 @@ def test_a_validation_that_was_cut_is_made_again_alike(
     assert resumed["peak_memory_bytes"] == 10**15
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_says_so(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    whole = train(recipe, out, show=False)
+    (out / "result.json").unlink()
+    shutil.rmtree(out / "model")
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    capsys.readouterr()
+    assert train(recipe, out, resume=True)["test"] == whole["test"]
+    assert f"{out} contains no checkpoint: its run begins again at step 0" in capsys.readouterr().err
+
+
 def test_one_process_at_a_time_trains_in_a_folder(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

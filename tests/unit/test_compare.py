@@ -408,7 +408,7 @@ def test_table_is_plain_and_aligned_without_a_terminal(tmp_path: Path, capsys: p
     assert said.endswith("Too few seeds to rank them.")
 
 
-def test_a_report_says_by_how_much_runs_miss_the_budget(tmp_path: Path) -> None:
+def test_a_comparison_says_by_how_much_runs_miss_the_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Coarse(FakeTrainer):
         """A step of one recipe is a third more than what was asked for."""
 
@@ -418,7 +418,9 @@ def test_a_report_says_by_how_much_runs_miss_the_budget(tmp_path: Path) -> None:
 
     for trainer, words in ((FakeTrainer, False), (Coarse, True)):
         out = tmp_path / trainer.__name__
-        compare([recipe("a/x"), recipe("b/x")], out, match="tokens", show=False, train=trainer(SCORES))
+        found = compare([recipe("a/x"), recipe("b/x")], out, match="tokens", show=False, train=trainer(SCORES))
+        print_comparison(found)
+        assert ("Runs miss the tokens of the first model by up to 33%" in capsys.readouterr().out) is words
         assert (
             "training tokens, 1k per run, which runs miss by up to 33%" in (out / "report.html").read_text()
         ) is words

@@ -87,7 +87,7 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
         rows["peak memory"] = (
             f"{_size(peak)} (measured in these steps and the longest ones; on a CPU with Python and its libraries)"
         )
-    print(f"{recipe.name}: nothing is trained or written\n")
+    print(f"{recipe.name}: nothing is trained\n")
     for name, value in rows.items():
         print(f"{name.ljust(max(map(len, rows)))}  {value}")
     for remark in remarks:

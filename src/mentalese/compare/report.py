@@ -72,7 +72,8 @@ def print_comparison(comparison: RunResult) -> None:
         (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
     ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
-    for note in (compared.headline(), unfinished_note(rows), contexts_note(rows), ends_note(rows)):
+    notes = (compared.headline(), missed_note(compared), unfinished_note(rows), contexts_note(rows), ends_note(rows))
+    for note in notes:
         if note:
             print(f"\n{note}")
 
@@ -221,6 +222,15 @@ def ends_note(rows: Sequence[Row]) -> str:
         "Some of these models are given the ends of sentences, so compare kinds of models by bits per byte in which "
         f"ends of sentences and documents are paid for: {paid}."
     )
+
+
+def missed_note(comparison: Comparison) -> str:
+    """Return a sentence on runs that miss the matched cost; empty if none does."""
+    missed = _missed(comparison)
+    if not missed:
+        return ""
+    by = {"flops": "FLOPs", "tokens": "tokens"}[comparison.match["by"]]
+    return f"Runs miss the {by} of the first model by up to {missed:.0%}, as a step is a large part of a run."
 
 
 def _missed(comparison: Comparison) -> float:

@@ -2,10 +2,11 @@
 
 A trial is one setting of the tuned fields, run with seeds of its own, so that reported seeds are not selected. The best
 trial has the largest likelihood of the validation split, in the mean over its seeds: of questions, the likelihood of
-their answers, which depends less on chance than how many are right. If the best value of a number is the
-lowest or highest one tried, the range is extended by the next value, at the same ratio, up to twice, but not across 1;
-ranges of integers and from 0 are not extended. If the same comparison is run again with more values, or more seeds of
-each, and another one is best, its seeds are trained again, and the runs of the earlier report are renamed.
+the steps that are written and of the answers, which depends less on chance than how many are right. If the best value
+of a number is the lowest or highest one tried, the range is extended by the next value, at the same ratio, up to twice,
+but not across 1; ranges of integers and from 0 are not extended. If the same comparison is run again with more values,
+or more seeds of each, and another one is best, its seeds are trained again, and the runs of the earlier report are
+renamed.
 """
 
 from __future__ import annotations

@@ -196,7 +196,8 @@ class Run:
     def _begin(self, resume: bool) -> None:
         """Write `config.json` and open the checkpoints; refuse a run of other data or that began from other weights."""
         path = self.out / "config.json"
-        if resume and path.exists():
+        begun = resume and path.exists()
+        if begun:
             meta = {name: self.store.meta[name] for name in ("source_fingerprint", "data_hash")}
             check_inputs(self.recipe, self.out, read_json(path), **meta)
         if self.parallel.is_main:
@@ -210,6 +211,8 @@ class Run:
             if saved_about(self.out).get("step") != self.state.best_step:
                 # The model on disk is from after this checkpoint: the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
+        elif begun and self.show:
+            print(f"{self.out} contains no checkpoint: its run begins again at step 0", file=sys.stderr)
 
     def _stop_together(self) -> None:
         """Raise `Interrupted` in all processes if one of them has received a signal."""
