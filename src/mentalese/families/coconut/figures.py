@@ -39,7 +39,7 @@ from mentalese.analyses.drawing import (
     percent_axis,
 )
 from mentalese.data.tokenizers import question_text, user_turn
-from mentalese.errors import InputError
+from mentalese.errors import InputError, require
 from mentalese.formatting import model_names
 
 if TYPE_CHECKING:
@@ -120,6 +120,11 @@ def _split(saved: Saved, name: str = "validation", latents: int | None = None) -
 def _part(saved: Saved, name: str) -> str:
     """Return the split that is read: all of a file that the model was not trained on."""
     return "all" if saved.part == "all" else name
+
+
+def _which(part: str) -> str:
+    """Return the split's name before the noun `questions`."""
+    return "" if part == "all" else f"{part} "
 
 
 def _task(source: str, kind: type[TaskOfKind]) -> TaskOfKind | None:
@@ -252,7 +257,8 @@ def retention(paths: list[str], *, source: str | None = None, documents: int = D
         numbers["models"].append(_about(saved, label) | {"questions": questions, "source": saved.data.source} | series)
     panel.set(ylim=(None, 1.04))
     panel.legend()
-    footnote(picture, f"{_questions(numbers)} validation questions; bands: one standard deviation")
+    read = f"{_questions(numbers)} {_which(numbers['split'])}questions"
+    footnote(picture, f"{read}; bands: one standard deviation")
     return picture, numbers
 
 
@@ -282,7 +288,8 @@ def gates(paths: list[str], *, source: str | None = None, documents: int = DOCUM
             numbers["gates"][name] = series | {"at_the_start": start}
     panel.set(ylim=(0, 1))
     panel.legend(ncols=len(values))
-    footnote(picture, f"{questions} validation questions; bands: one standard deviation; dotted: before training")
+    read = f"{questions} {_which(numbers['split'])}questions"
+    footnote(picture, f"{read}; bands: one standard deviation; dotted: before training")
     return picture, numbers
 
 
@@ -354,14 +361,24 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     token's rank by it among all tokens (1: the nearest). The model does not read the answer, and no case is selected
     by its cosines.
     """
+    from mentalese.evaluation.questions import check_room
+    from mentalese.models.saved import on_one_text
+
     agclr, other = _open(paths[0], source, documents, ("agclr",)), _load(paths[1], source, documents)
     if agclr.data.source != other.data.source:
         raise InputError(
             f"{agclr.path} was trained on {agclr.data.source} and {other.path} on {other.data.source}: use two models "
             "of the same questions"
         )
-    names, (split, other_split) = model_names(paths), (_split(agclr), _split(other))
-    answers = list(zip(_answers(agclr, split), _answers(other, other_split), strict=True))
+    agclr, other = on_one_text((agclr, other), agclr.data.source)
+    part = "all" if agclr.part == other.part == "all" else "validation"
+    names, split, other_split = model_names(paths), agclr.split(part), other.split(part)
+    check_room(agclr, split)
+    check_room(other, other_split)
+    asked = _answers(agclr, split), _answers(other, other_split)
+    alike = [a.question for a in asked[0]] == [b.question for b in asked[1]]
+    require(alike, "figure paths", paths, "the models are asked different questions (layout.too_long), use two others")
+    answers = list(zip(*asked, strict=True))
     outcomes = Counter((a.correct, b.correct) for a, b in answers)
     right = {"both": outcomes[True, True], "first": outcomes[True, False]}
     right |= {"second": outcomes[False, True], "neither": outcomes[False, False]}
@@ -390,7 +407,7 @@ def contrast(paths: list[str], *, source: str | None = None, documents: int = AN
     return picture, {
         "models": [agclr.path, other.path],
         "labels": names,
-        "split": _part(agclr, "validation"),
+        "split": part,
         "source": agclr.data.source,
         "questions": len(answers),
         "right": right,

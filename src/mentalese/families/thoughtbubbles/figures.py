@@ -103,8 +103,10 @@ def entropy(paths: list[str]) -> Drawing:
     import torch
     from matplotlib.ticker import MaxNLocator
 
+    from mentalese.models.saved import on_one_text
+
     saved, names = _open(paths[0]), model_names(paths)
-    models = [saved.model, *(_other(path, saved, names[0]).model for path in paths[1:])]
+    models = [one.model for one in on_one_text([saved, *(_other(path, saved, names[0]) for path in paths[1:])])]
     split = saved.split("test")
     forks, entropies = np.full(len(split.tokens), np.nan), np.full((len(models), len(split.tokens)), np.nan)
     for batch, target, logits, traces in _outputs(saved, split):
@@ -426,17 +428,21 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
         source: the text; `None`: the text of the model's training.
         documents: score the first N of them.
     """
-    names, saved = model_names(paths), _open(paths[0]).on(source).scored_by(max_documents=documents)
-    split = saved.split(saved.part)
+    from mentalese.models.saved import on_one_text
+
+    names, opened = model_names(paths), _open(paths[0])
+    saved, *others = on_one_text([opened, *(_other(path, opened, names[0]) for path in paths[1:])], source)
+    saved = saved.scored_by(max_documents=documents)
+    part = "all" if all(one.part == "all" for one in (saved, *others)) else "test"
+    split = saved.split(part)
     readers = {
         "block-wise (not causal)": saved.scored_by(estimator="block-not-causal"),
         "fixed budget": saved.scored_by(estimator="prefix-fixed"),
         "dynamic budget": saved.scored_by(estimator="prefix-dynamic"),
     }
-    for path, name in zip(paths[1:], names[1:]):
-        other = dataclasses.replace(_other(path, saved, names[0]), data=saved.data, layout=saved.layout)
+    for other, name in zip(others, names[1:], strict=True):
         evaluation = dataclasses.replace(saved.evaluation, estimator=None)
-        readers[name] = dataclasses.replace(other, evaluation=evaluation)
+        readers[name] = dataclasses.replace(other, data=saved.data, layout=saved.layout, evaluation=evaluation)
     picture, ((panel,),) = canvas(1, 1, 6.5, 4)
     numbers = _about(saved, names[0]) | {"perplexities": {}}
     for i, (name, reader) in enumerate(readers.items()):
@@ -452,7 +458,7 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
     panel.set(title=f"perplexity of documents, {names[0]}", xscale="log", xlabel="perplexity", ylabel="documents below")
     percent_axis(panel.yaxis)
     panel.legend()
-    read = " of the test split" if saved.part == "test" else ""
+    read = " of the test split" if part == "test" else ""
     footnote(picture, f"{len(values)} documents{read}; in the legend, perplexities of all tokens")
     return picture, numbers
 
