@@ -146,6 +146,12 @@ def test_a_question_is_in_one_split_whatever_its_steps(tmp_path: Path) -> None:
     assert sum(len(questions(often, split)) for split in SPLITS) == 60
     assert len(every_text(often)) == 180
 
+    jsonl(tmp_path / "once.jsonl", rows(range(1)))
+    once = open_source(f"file:{tmp_path / 'once'}.jsonl")
+    jsonl(tmp_path / "later.jsonl", rows(range(1)) + [row | {"steps": ["other"]} for row in rows(range(1))[:3]])
+    later = open_source(f"file:{tmp_path / 'later'}.jsonl")
+    assert all(questions(later, split) == questions(once, split) for split in SPLITS), "a new record moves no other"
+
     (tmp_path / "given").mkdir()
     jsonl(tmp_path / "given" / "train.jsonl", rows(range(2)))
     jsonl(tmp_path / "given" / "validation.jsonl", rows(range(2, 3), 4))
