@@ -25,6 +25,7 @@ from transformers import (
 import mentalese
 from mentalese import InputError, Saved, get_recipe, override
 from mentalese.data.config import DataConfig
+from mentalese.data.documents import SPLITS
 from mentalese.data.sources import opened_source
 from mentalese.data.store import prepare
 from mentalese.evaluation.options import TextOptions
@@ -271,6 +272,48 @@ def test_a_text_that_was_read_through_a_store_is_the_models_own(tokenised: Path,
     assert opened.on(f"store:{tmp_path / 'a'}").data.held_out == 0.1  # it contains tokens
     with pytest.raises(InputError, match=r"data.held_out is 0.1: .* was trained on this text with 0.4"):
         opened.on(f"store:{tmp_path / 'b'}")
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_store_of_another_division_is_refused_without_its_text(
+    noted: bool, tokenised: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a store of an earlier version, which does not note how it was read; the run's own one is read."""
+    if not noted:
+        monkeypatch.setattr("mentalese.data.store._READ", ("source", "detokenizer", "tokenizer"))
+    data = DataConfig(source=f"file:{tokenised}", tokenizer="bpe:300")
+    for name, share in (("few", 0.1), ("many", 0.4)):
+        prepare(dataclasses.replace(data, held_out=share), out=tmp_path / name, show=False)
+    few = trained_on(f"store:{tmp_path / 'few'}", tmp_path / "run")
+    many = trained_on(f"file:{tokenised}", tmp_path / "other", "data.held_out=0.4")
+    tokenised.rename(tmp_path / "away.jsonl")
+    assert few.on(f"store:{tmp_path / 'few'}").part == "test"
+    assert many.on(f"store:{tmp_path / 'many'}").part == "test"
+    with pytest.raises(InputError, match=r"data.held_out is 0.1: .* was trained on this text with 0.4"):
+        many.on(f"store:{tmp_path / 'few'}")
+    if noted:
+        with pytest.raises(InputError, match=r"data.held_out is 0.4: .* was trained on this text with 0.1"):
+            few.on(f"store:{tmp_path / 'many'}")
+
+
+def test_models_of_one_text_are_read_together_in_any_order(tokenised: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    lines = tokenised.read_text().splitlines(keepends=True)
+    for number, split in enumerate(SPLITS):
+        (tmp_path / "parts" / f"{split}.jsonl").write_text("".join(lines[number::3]))
+    for source, field in (
+        (f"file:{tokenised}", "text_column=text"),
+        (f"file:{tmp_path}/parts", "detokenizer=wikitext"),
+    ):
+        kind = field.partition("=")[0]
+        models = [
+            trained_on(source, tmp_path / f"{kind}-0"),
+            trained_on(source, tmp_path / f"{kind}-1", f"data.{field}"),
+        ]
+        for order in (models, models[::-1]):
+            found = on_one_text(order)
+            assert texts_of(found[0], "test") == texts_of(found[1], "test")
+            assert found[0].data.detokenizer == found[1].data.detokenizer == order[0].data.detokenizer
 
 
 def test_two_models_read_one_text_as_the_one_that_was_trained_on_it(tokenised: Path, tmp_path: Path) -> None:

@@ -265,11 +265,13 @@ def tokenizer_in_folder(config: DataConfig, layout: Layout) -> str | None:
 
 
 def is_divided(config: DataConfig) -> bool:
-    """Test if some of a source's text was held out for it, as it has no splits of its own; False if it is gone."""
+    """Test if some of a source's text was held out for it, as it has no splits of its own; True if that is unknown."""
+    if (folder := _prepared_folder(config)) is not None:
+        return bool(open_store(folder, verify=False).meta.get("is_divided", True))
     try:
         return opened_source(config).is_divided
     except InputError:
-        return False
+        return True
 
 
 def before_preparing(config: DataConfig) -> DataConfig:
@@ -307,6 +309,7 @@ def _write(
             counts[split] |= {name: number.get(split, 0) for name, number in left_out.items()}
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
     meta = inputs | {name: getattr(config, name) for name in _READ}
+    meta |= {"is_divided": source.is_divided}
     meta |= {"kind": source.kind, "dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
     meta |= {"beginning": len(encoder.first)} if encoder.first else {}
     meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})

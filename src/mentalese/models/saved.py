@@ -135,16 +135,16 @@ class Saved:
         settings = {name: getattr(own, name) for name in ("text_column", "detokenizer", "held_out")}
         settings |= {name: given[name] for name in given.keys() & {"text_column"}}
         as_trained = dataclasses.replace(other, data=dataclasses.replace(asked, **settings))
-        if not as_trained.reads_own_text:
+        if not as_trained.reads_own_text or (is_store and other._has_own_fingerprint):
             return other
-        for name in ("detokenizer", "held_out"):
-            value = getattr(asked, name)
-            if value != settings[name] and (is_store or name in given) and is_divided(as_trained.data):
-                remedy = f"{self.path} was trained on this text with {settings[name]!r}, which held out other documents"
-                raise InputError(f"data.{name} is {value!r}: {remedy}")
-        return (
-            other if is_store else dataclasses.replace(as_trained, data=dataclasses.replace(as_trained.data, **given))
-        )
+        fixed = given if not is_store else settings
+        differ = [
+            name for name in ("detokenizer", "held_out") if name in fixed and getattr(asked, name) != settings[name]
+        ]
+        if differ and is_divided(other.data if is_store else as_trained.data):
+            remedy = f"was trained on this text with {settings[differ[0]]!r}, which held out other documents"
+            raise InputError(f"data.{differ[0]} is {getattr(asked, differ[0])!r}: {self.path} {remedy}")
+        return other if is_store else dataclasses.replace(other, data=dataclasses.replace(as_trained.data, **given))
 
     @property
     def _own_text(self) -> DataConfig | None:
@@ -157,6 +157,11 @@ class Saved:
         own = self._own_text
         if own is not None and _same(_prepared(self.data).source, own.source):
             return True
+        return self._has_own_fingerprint
+
+    @property
+    def _has_own_fingerprint(self) -> bool:
+        """True if `data` has the documents and the splits of the training."""
         fingerprint = saved_about(self.path).get("source_fingerprint")
         try:
             return fingerprint is not None and fingerprint == source_fingerprint(self.data)
@@ -306,12 +311,14 @@ def on_one_text(models: Sequence[Saved], source: str | None = None, **read: str 
     others = [one.on(data.source, text_column=data.text_column, detokenizer=data.detokenizer) for one in models[1:]]
     readers = [first, *others]
     names = ("text_column", "detokenizer", "held_out")
-    trained = [{name: getattr(one.data, name) for name in names} for one in readers if one.reads_own_text]
-    settings = trained[0] if trained else {name: getattr(data, name) for name in names}
-    for other in trained:
-        for name in names:
-            remedy = f"another model was trained on {data.source} with {other[name]!r}, use another text"
-            require(other[name] == settings[name], f"data.{name}", settings[name], remedy)
+    trained = [one.data for one in readers if one.reads_own_text]
+    chosen = trained[0] if trained else data
+    settings = {name: getattr(chosen, name) for name in names}
+    for other in trained if len(trained) > 1 and is_divided(chosen) else ():
+        for name in names[1:]:
+            value = getattr(other, name)
+            remedy = f"another model was trained on {data.source} with {value!r}, use another text"
+            require(value == settings[name], f"data.{name}", settings[name], remedy)
     return [dataclasses.replace(one, data=dataclasses.replace(one.data, **settings)) for one in readers]
 
 
