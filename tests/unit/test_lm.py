@@ -241,8 +241,13 @@ def test_a_document_of_white_space_is_scored(tokenizer: PreTrainedTokenizerFast)
     lm = reader(Bigram(tokenizer), tokenizer)
     (nats,) = lm.loglikelihood_rolling([request(" \n")])
     assert nats < 0
-    with pytest.raises(InputError, match="text is '': the tokenizer makes no token of it"):
-        lm.score([("", "")])
+    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = add_markers(PreTrainedTokenizerFast(tokenizer_object=words))
+    for layout in (AsIs(), Packed()):
+        lm = reader(Bigram(tokenizer), tokenizer, layout=layout)
+        assert lm.loglikelihood_rolling([request(" \n"), request("a a")])[0] == 0.0
+        assert lm.score([("", ""), ("a", " ")]) == [(0.0, 0, None)] * 2
 
 
 @pytest.mark.parametrize("length", [10, 31, 32, 62, 80])

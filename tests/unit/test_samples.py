@@ -241,6 +241,8 @@ def test_a_prompt_ends_with_a_whole_character() -> None:
     prompts, whole = samples._beginnings(split, tokenizer, SampleOptions(kind="conditional", prompt_tokens=7), 6)
     assert not any("�" in text for text in (*prompts, *whole))
     assert prompts[:3] == ["日本", "a日本", "aa日"]
+    with pytest.raises(InputError, match="prompt_tokens is 2: a prompt has not one whole character"):
+        samples._beginnings(split, tokenizer, SampleOptions(kind="conditional", prompt_tokens=2), 6)
     assert all(text.startswith(prompt) for prompt, text in zip(prompts, whole, strict=True))
 
 

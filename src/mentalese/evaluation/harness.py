@@ -226,13 +226,13 @@ class MentaleseLM(LM):
             context = given or ""
             text = checked("text", str, context + continuation)
             row = self.layout.prompt_row(text, self._encoder.after(context))
-            require(any(row.spans), "text", text, "the tokenizer makes no token of it")
-            begins = row.spans[0] is not None and not context
-            if begins and (given is not None or len(row) == 1):
+            begins = bool(row) and row.spans[0] is not None and not context
+            if not row or (begins and (given is not None or len(row) == 1)):
                 row = TextRow.of_markers(self.special_ids["bos_token_id"]) + row
             lexical = [i for i, span in enumerate(row.spans) if span is not None]
             context_tokens = sum(span is not None and span[1] <= len(context) for span in row.spans)
-            first = lexical[context_tokens - 1] + 1 if context_tokens else lexical[0]
+            # Of some texts, white space only, tokenizers make no token: then nothing is scored.
+            first = lexical[context_tokens - 1] + 1 if context_tokens else next(iter(lexical), len(row))
             ids = np.array(row.ids)
             scored = np.array([span is not None or i == end for i, span in zip(row.ids, row.spans)])
             scored[: max(first, 1)] = False

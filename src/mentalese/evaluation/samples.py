@@ -242,7 +242,10 @@ def _beginnings(
         return decode(split.tokens[start : start + size].tolist(), tokenizer).rstrip("�")  # a part of a character
 
     starts = (split.documents[long_enough[:count]] + split.beginning).tolist()
-    return [text(start, options.prompt_tokens) for start in starts], [text(start, length) for start in starts]
+    prompts = [text(start, options.prompt_tokens) for start in starts]
+    remedy = "a prompt has not one whole character with text, set more"
+    require(all(prompt.strip() for prompt in prompts), "prompt_tokens", options.prompt_tokens, remedy)
+    return prompts, [text(start, length) for start in starts]
 
 
 def token_entropy(ids: Tensor) -> float:
