@@ -93,13 +93,14 @@ def test_bootstrap_is_seeded_and_covers_like_the_normal() -> None:
 def test_few_questions_of_one_outcome_leave_room_for_others() -> None:
     """Of 10 right answers in 10: the exact interval of a share, 69.2% to 100%."""
     answers = np.array([[1.0, 0.0, 1.0]] * 9 + [[1.0, 0.0, 0.0]])
-    interval = bootstrap_questions(answers, 0.0)
+    interval = bootstrap_questions(answers, [*map(str, range(len(answers)))], 0.0)
     assert interval is not None
     assert interval[:, :2].T.tolist() == [[pytest.approx(0.6915, abs=1e-4), 1], [0, pytest.approx(0.3085, abs=1e-4)]]
     plain = bootstrap_ratio(answers, np.ones(answers.shape))
     assert plain is not None
     np.testing.assert_array_equal(interval[:, 2], plain[:, 2])
-    assert bootstrap_questions(answers[:1], 0.0) is None
+    assert bootstrap_questions(answers[:1], ["a"], 0.0) is None
+    assert bootstrap_questions(answers[:2], ["a", "a"], 0.0) is None
 
 
 def test_documents_that_differ_as_a_whole_widen_the_interval() -> None:
@@ -181,3 +182,17 @@ def test_models_with_other_tokens_are_not_paired(saved: dict[str, str], corpus: 
     file.write_text(json.dumps(described))
     with pytest.raises(InputError, match="compare bits per byte"):
         paired.run(*both(saved), TextOptions(source=f"file:{corpus}"))
+
+
+def test_equal_questions_are_drawn_together() -> None:
+    """A model answers them alike: five copies of each question are not five times as many questions."""
+    answers = np.random.default_rng(0).integers(0, 2, (80, 1)).astype(float)
+    names = [*map(str, range(80))]
+    once = bootstrap_questions(answers, names, 0.0)
+    copies = bootstrap_questions(np.repeat(answers, 5, axis=0), [name for name in names for _ in range(5)], 0.0)
+    assert once is not None
+    assert copies is not None
+    assert np.ptp(copies, axis=0) == pytest.approx(np.ptp(once, axis=0), rel=0.05)
+    alike = bootstrap_questions(np.ones((50, 1)), ["a", "b"] * 25, 0.0)
+    assert alike is not None
+    assert alike[0, 0] == pytest.approx(0.025**0.5)

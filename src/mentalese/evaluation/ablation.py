@@ -111,7 +111,7 @@ def _asked(saved: Saved, split: Split, kinds: Sequence[Kind], show: bool) -> tup
             answers = ask(saved, split, show=show)
         right = np.array([record.correct for record in answers.records], dtype=np.float64)
         reference = right if thoughts == OWN else reference
-        bounds = bootstrap_questions((right - reference)[:, None], -1.0)
+        bounds = bootstrap_questions((right - reference)[:, None], [one.question for one in answers.records], -1.0)
         interval = None if bounds is None else bounds[:, 0].tolist()
         entry = _entry(thoughts, float(right.mean()), float((right - reference).mean()), interval)
         others = _others(answers, donors) if thoughts == OWN or thoughts.endswith("swapped") else None

@@ -147,15 +147,20 @@ def bootstrap_ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndar
     return np.nanquantile(np.concatenate(ratios), _TAILS, axis=0)
 
 
-def bootstrap_questions(values: np.ndarray, least: float) -> np.ndarray | None:
+def bootstrap_questions(values: np.ndarray, questions: Sequence[str], least: float) -> np.ndarray | None:
     """Return the bootstrap interval of the mean over questions, from `least` to 1, [2, columns].
 
-    Values [questions, columns] are whole numbers: right or wrong, or differences of these. Where all are the same the
-    bootstrap would be a point. Then up to 1 - 0.025^(1/n) of other questions may have another value, which is one unit
-    away (Clopper and Pearson, 1934). Return `None` for fewer than two questions.
+    Values [questions, columns] are whole numbers: right or wrong, or differences of these. Equal `questions` are drawn
+    together, since a model answers them alike. Where all values are the same the bootstrap would be a point. Then up to
+    1 - 0.025^(1/n) of other questions, of n different ones, may have another value, which is one unit away (Clopper and
+    Pearson, 1934). Return `None` for fewer than two different questions.
     """
-    interval = bootstrap_ratio(values, np.ones(values.shape))
+    different, group = np.unique(questions, return_inverse=True)
+    sums, counts = np.zeros((2, len(different), values.shape[1]))
+    np.add.at(sums, group, values)
+    np.add.at(counts, group, 1.0)
+    interval = bootstrap_ratio(sums, counts)
     if interval is None:
         return None
-    other = np.where((values == values[0]).all(0), 1 - _TAILS[0] ** (1 / len(values)), 0.0)
+    other = np.where((values == values[0]).all(0), 1 - _TAILS[0] ** (1 / len(different)), 0.0)
     return np.clip(interval + np.stack((-other, other)), least, 1.0)

@@ -304,8 +304,10 @@ def latents(paths: list[str], *, source: str | None = None, documents: int = ANS
     for i, (saved, label, split) in enumerate(zip(models, model_names(paths), splits)):
         trained, style = _latents(saved), line_style(i)
         counts = range(2 * trained + 1)
-        right = np.array([[each.correct for each in _answers(saved, split, count)] for count in counts]).T
-        accuracy, interval = right.mean(0), bootstrap_questions(right.astype(float), 0.0)
+        answers = [_answers(saved, split, count) for count in counts]
+        right = np.array([[each.correct for each in of_count] for of_count in answers]).T
+        accuracy = right.mean(0)
+        interval = bootstrap_questions(right.astype(float), [each.question for each in answers[0]], 0.0)
         panel.plot(counts, accuracy, label=label, **style)
         panel.plot(trained, accuracy[trained], color=style["color"], marker="o", markersize=12, markerfacecolor="none")
         interval_band(panel, counts, interval, style["color"])
