@@ -251,6 +251,45 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(recipe: Recipe, tmp_path: Pa
     assert evaluated["perplexity"] == pytest.approx(validation["perplexity"], rel=1e-6)
 
 
+def test_a_checkpoint_is_read_as_its_step_of_a_curriculum(corpus: Path, tmp_path: Path) -> None:
+    recipe, out = shrink(get_recipe("coconut/tiny-coconut"), corpus), tmp_path / "run"
+    phases = tuple(Phase(start=stage, clock="epochs", layout={"stage": stage}) for stage in (1, 2))
+    recipe = dataclasses.replace(recipe, phases=phases, layout=dataclasses.replace(recipe.layout, stage=0))
+    recipe = changed(recipe, "train", steps=None, epochs=3, checkpoint_every=1, keep_checkpoints=99, eval_every=1)
+    recipe = changed(recipe, "evaluation", metric="perplexity")
+    train(recipe, out, show=False)
+    validations = {record["step"]: record["validation"] for record in metrics(out) if "validation" in record}
+    stages = {step: validation["protocol"]["stage"] for step, validation in validations.items()}
+    assert {*stages.values()} == {0, 1, 2}
+    for step in checkpoint_steps(out):
+        assert mentalese.load(out / "checkpoints" / f"step-{step:08}", "cpu").layout.stage == stages[step]
+
+
+def test_a_run_whose_validation_was_lost_by_a_power_cut_ends(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints are on the disk when they are there, lines of `metrics.jsonl` need not be."""
+    out, steps = tmp_path / "run", changed(recipe, "train", checkpoint_every=2, eval_every=4, steps=8)
+    steps = changed(
+        steps, "optimizer", learning_rate=1e-30, schedule="constant", warmup=0
+    )  # the first one stays the best
+    own = loop.Run.one_step
+
+    def cut(run: loop.Run) -> None:
+        if run.state.step == 5:
+            raise OSError("power")
+        own(run)
+
+    monkeypatch.setattr(loop.Run, "one_step", cut)
+    with pytest.raises(OSError, match="power"):
+        train(steps, out, show=False)
+    monkeypatch.setattr(loop.Run, "one_step", own)
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if json.loads(line)["step"] < 4))
+    assert train(steps, out, resume=True, show=False)["best_step"] in (4, 8)
+
+
 def test_a_checkpoint_that_cannot_be_opened_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(changed(recipe, "train", checkpoint_every=6), out, show=False)

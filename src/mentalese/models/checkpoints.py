@@ -180,9 +180,14 @@ def _saved_file(path: str | Path, name: str) -> Path | None:
 
 
 def saved_recipe(path: str | Path) -> Recipe | None:
-    """Return the recipe that a saved model was trained with; `None` if its folder contains none."""
-    about = saved_about(path)
+    """Return the recipe that a saved model was trained with, a checkpoint's as of its step; `None` without one."""
+    about = saved_about(path) | _checkpoint_info(path)
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
+
+
+def _checkpoint_info(path: str | Path) -> JsonObject:
+    """Return what a checkpoint says of its step; empty for a saved model."""
+    return read_json(Path(path) / "info.json") if is_checkpoint(path) else {}
 
 
 def with_fields(config: C, fields: Mapping[str, object]) -> C:
@@ -282,6 +287,8 @@ def _from_checkpoint(path: Path, config: PreTrainedConfig, tokenizer: PreTrained
 
     with torch.random.fork_rng(devices=[]):
         model, recipe = AutoModelForCausalLM.from_config(config, trust_remote_code=False), saved_recipe(path)
+    if (settings := _checkpoint_info(path).get("settings")) is not None:
+        as_model(model).keep_settings(settings)
     if recipe is None or recipe.train.lora_rank is None:
         load_weights(path, model)
         return model

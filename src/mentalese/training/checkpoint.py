@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
 from mentalese.errors import InputError
-from mentalese.files import sha256
+from mentalese.files import JsonObject, sha256
 from mentalese.models.tensor_files import (
     DamagedError,
     TensorReader,
@@ -74,10 +74,18 @@ class Checkpointer:
                 shutil.rmtree(leftover)
         parallel.barrier()
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, info: dict[str, object]) -> None:
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        info: dict[str, object],
+        about: JsonObject | None = None,
+    ) -> None:
         """Copy all tensors that training changes to CPU memory and return; a thread writes the checkpoint of `step`.
 
-        The previous save ends first, and a checkpoint of the same step is replaced. `load` returns `info` (JSON).
+        The previous save ends first, and a checkpoint of the same step is replaced. `load` returns `info` (JSON);
+        `about` (JSON) is for those who open the checkpoint as a model.
 
         Raises:
             InputError: the disk is full, now or in the previous save; no incomplete file is left.
@@ -86,7 +94,7 @@ class Checkpointer:
         ignore_warning_of_no_group()
         snapshot = BlockingAsyncStager().stage(_tensors(model, optimizer))
         self._frozen = self._frozen or digest(frozen_weights(model))
-        described = json.dumps({"step": step, "info": info, "frozen": self._frozen}, indent=2)
+        described = json.dumps({"step": step, "info": info, "frozen": self._frozen} | (about or {}), indent=2)
         self._pending = self._thread.submit(self._write, step, snapshot, described)
 
     def wait(self) -> None:

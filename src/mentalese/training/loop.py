@@ -208,8 +208,11 @@ class Run:
         if resume and self.checkpoints.latest() is not None:
             self.state = State(**self.checkpoints.load(self.model, self.optimizer))
             self.model.keep_settings(self.plan.settings(max(self.state.step - 1, 0)))
-            if saved_about(self.out).get("step") != self.state.best_step:
-                # The model on disk is from after this checkpoint: the next validation saves it again.
+            records = read_metrics(self.out / "metrics.jsonl")
+            validated = {record["step"] for record in records if "validation" in record}
+            if saved_about(self.out).get("step") != self.state.best_step or self.state.best_step not in validated:
+                # The model on disk is from after this checkpoint, or a power cut has taken the line of its validation:
+                # the next validation saves it again.
                 self.state.best_step = self.state.best = self.state.best_nll = None
         elif begun and self.show:
             print(f"{self.out} contains no checkpoint: its run begins again at step 0", file=sys.stderr)
@@ -424,7 +427,14 @@ class Run:
 
     def _write_checkpoint(self) -> None:
         self._note_memory()
-        self.checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)))
+        settings = self.plan.settings(max(self.state.step - 1, 0))
+        about: JsonObject = {"recipe": self._recipe_now().to_dict(), "settings": settings}
+        self.checkpoints.save(self.state.step, self.model, self.optimizer, dict(vars(self.state)), about)
+
+    def _recipe_now(self) -> Recipe:
+        """Return the recipe with the layout and the protocol of this step, by which its model is read."""
+        layout = self.plan.layout_after(self.state.step)
+        return dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
 
     def _save_model(self, figure: SplitResult) -> None:
         """Save the best model so far as `model/`, with this evaluation on its card."""
@@ -437,9 +447,7 @@ class Run:
                 weights = merged_weights(adapted)
             if weights is not None:
                 model = model_to_save(model.config, weights)
-            layout = self.plan.layout_after(self.state.step)
-            recipe = dataclasses.replace(self.recipe, layout=layout, evaluation=self.validation.protocol(layout))
-            about: JsonObject = {"recipe": recipe.to_dict(), "step": self.state.step}
+            about: JsonObject = {"recipe": self._recipe_now().to_dict(), "step": self.state.step}
             about["source_fingerprint"] = self.store.meta["source_fingerprint"]
             card = self._card(validation=figure.to_dict())
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
