@@ -19,14 +19,14 @@ from transformers import (
     PhiForCausalLM,
 )
 
-from mentalese import open_recipe
+from mentalese import get_recipe, open_recipe
 from mentalese.cli import main
 from mentalese.data.layouts import QuestionAnswer
-from mentalese.data.tokenizers import LATENT_MARKERS, special_token_ids
+from mentalese.data.tokenizers import LATENT_MARKERS, add_markers, special_token_ids
 from mentalese.errors import InputError
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.models.build import build_model, check_context
-from mentalese.models.checkpoints import load_model
+from mentalese.models.checkpoints import load_model, save_model
 from mentalese.models.grow import grow, start_from
 from mentalese.recipe import DataConfig, EvaluationConfig, Recipe, TrainConfig
 from mentalese.training.loop import train
@@ -194,6 +194,18 @@ def test_a_base_that_reads_the_same_weights_otherwise_is_refused(field: str, tok
     said = "k_proj.weight" if field == "num_key_value_heads" else field
     with pytest.raises(InputError, match=f"made from another base: .*{said} is .* there and .* here; (use|set)"):
         start_from(model, marked, str(tmp_path / "other"))
+
+
+def test_untied_head_cannot_start_a_tied_one_of_the_same_family(tokenizer: Any, tmp_path: Path) -> None:
+    marked, recipe = add_markers(tokenizer), get_recipe("thought_gestalt/tiny")
+    tied, untied = (
+        build_model(recipe.model | {"tie_word_embeddings": is_tied}, marked, 0) for is_tied in (True, False)
+    )
+    for name, model in (("tied", tied), ("untied", untied)):
+        save_model(tmp_path / name, model, marked)
+    with pytest.raises(InputError, match="tie_word_embeddings is False there and True here"):
+        start_from(tied, marked, str(tmp_path / "untied"))
+    start_from(untied, marked, str(tmp_path / "tied"))
 
 
 def test_untied_head_cannot_start_a_tied_one(tokenizer: Any, tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_logits_are_those_of_the_plain_model(objective: str, tied: bool) -> None
     torch.testing.assert_close(found, plain_of(model)(rows, masked, p), **CLOSE)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the error shows where the seed is sent")
+def test_a_seed_is_sent_on_the_device_of_the_backend() -> None:
+    """Accelerate opens NCCL without gloo beside it, which sends no tensor of the host."""
+    dist.init_process_group("cuda:gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        with pytest.raises((RuntimeError, AssertionError), match=r"CUDA|NVIDIA"):
+            shared_seed()
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("noise_schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_loss_and_gradients_are_those_of_the_plain_model(objective: str, noise_schedule: str) -> None:

@@ -106,6 +106,31 @@ def test_resumed_trainer_run_equals_a_whole_one(corpus: Path, tmp_path: Path) ->
             assert torch.equal(other.state_dict()[name], value), name
 
 
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+def test_a_trainer_that_was_interrupted_goes_on_as_a_whole_run(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small("gpt2/tiny", corpus)
+    whole = MentaleseTrainer(recipe, arguments(tmp_path / "whole"))
+    whole.train()
+    trainer = MentaleseTrainer(recipe, arguments(tmp_path / "run", save_strategy="steps", save_steps=1))
+    backward, count = trainer.accelerator.backward, 0
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        backward(*args, **options)
+
+    monkeypatch.setattr(trainer.accelerator, "backward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.sums
+    trainer.train(resume_from_checkpoint=True)
+    assert logged(trainer)[-2:] == logged(whole)[-2:]
+
+
 def test_a_recipe_can_be_a_file(corpus: Path, tmp_path: Path) -> None:
     recipe = small("gpt2/tiny", corpus)
     (tmp_path / "mine.json").write_text(json.dumps(recipe.to_dict()))

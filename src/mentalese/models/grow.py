@@ -165,7 +165,7 @@ def start_from(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, path: s
     inner: Any = [getattr(m, "backbone", m) for m in (target, base)]
     fields, theirs = (_read_by(m.config) for m in inner)
     if theirs.get("tie_word_embeddings"):  # an untied head may start as the embeddings
-        del fields["tie_word_embeddings"]
+        fields.pop("tie_word_embeddings", None)
     for name in fields:
         if fields[name] != theirs.get(name):
             raise _other_base(path, name, theirs.get(name), fields[name])
@@ -216,9 +216,9 @@ _SAME = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
 
 
 def _read_by(config: PreTrainedConfig) -> dict[str, object]:
-    """Return the fields that decide how weights of equal sizes are read; of own models heads and rotary positions."""
+    """Return the fields that decide how weights of equal sizes are read; of own models three of them."""
     if isinstance(config, LatentThoughtConfig):
-        names = ["num_attention_heads", "rope_parameters"]
+        names = ["num_attention_heads", "rope_parameters", "tie_word_embeddings"]
     else:
         common = {*PreTrainedConfig.__dataclass_fields__, *_FREE}
         names = [

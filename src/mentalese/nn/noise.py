@@ -59,7 +59,7 @@ class Noise:
 
 def shared_seed() -> int:
     """Return a seed from the generator of torch, on all ranks from the generator of rank 0."""
-    seed = torch.randint(2**62, ())
+    seeds = [int(torch.randint(2**62, ()))]
     if dist.is_available() and dist.is_initialized():
-        dist.broadcast(seed, src=0)
-    return int(seed)
+        dist.broadcast_object_list(seeds, src=0)  # of any backend: accelerate's NCCL sends no tensor of the host
+    return seeds[0]

@@ -83,6 +83,10 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         )
         self.model_accepts_loss_kwargs = False  # losses are weighed here
 
+    def train(self, *args: Any, **options: Any) -> Any:
+        self.sums = []  # of an update that was interrupted
+        return super().train(*args, **options)
+
     def _share_of_rate(self, step: int) -> float:
         config, progress = self.recipe.optimizer, self.plan.position(step).progress
         return learning_rate(config, step, self.plan.schedule_steps, progress) / config.learning_rate
