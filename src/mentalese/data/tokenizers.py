@@ -396,7 +396,7 @@ def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedT
     """Return the text of `ids[start:]` after the text of the ids before it, markers removed.
 
     Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it, and
-    decode all bytes of characters next to each other as broken if those of the last one are not all there.
+    decode all bytes of characters next to each other as broken if the last one is not whole.
     """
     whole = text = _decode_after(ids, start, tokenizer)
     for count in range(1, min(LONGEST_CHARACTER, len(ids) - start + 1)):
