@@ -33,7 +33,7 @@ from mentalese.compare.charts import (
     stops,
 )
 from mentalese.compare.comparison import Comparison, Row, paired_test
-from mentalese.compare.report import contexts_note, ends_note, report, results, unfinished_note
+from mentalese.compare.report import contexts_note, ends_note, print_comparison, report, results, unfinished_note
 from mentalese.evaluation.statistics import summary
 from mentalese.formatting import short_count, short_names
 
@@ -328,6 +328,18 @@ def test_the_frontier_is_what_no_other_beats_in_both() -> None:
     found = points((3, 5), (1, 9), (2, 9), (4, 5), (5, 1), (1, 10))
     assert [p.model for p in frontier(found, best_is_low=True)] == [1, 0, 4]
     assert [p.model for p in frontier(found, best_is_low=False)] == [5]
+
+
+def test_models_that_start_from_other_weights_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    compared = comparison()
+    said = "different weights, whose training is not in their cost: family0/tiny, none; family1/tiny, runs/steps."
+    assert said not in report(compared)
+    for row, adapter in zip(compared["rows"], (None, "runs/steps"), strict=True):
+        for one in row["runs"]:
+            one["config"]["train"] = {"init": None, "adapter": adapter}
+    assert said in report(compared)
+    print_comparison(compared)
+    assert said in capsys.readouterr().out
 
 
 def test_a_cost_is_offered_where_all_runs_know_it() -> None:

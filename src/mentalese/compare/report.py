@@ -72,7 +72,10 @@ def print_comparison(comparison: RunResult) -> None:
         (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
     ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
-    notes = (compared.headline(), missed_note(compared), unfinished_note(rows), contexts_note(rows), ends_note(rows))
+    notes = (
+        *(compared.headline(), missed_note(compared), starts_note(rows)),
+        *(unfinished_note(rows), contexts_note(rows), ends_note(rows)),
+    )
     for note in notes:
         if note:
             print(f"\n{note}")
@@ -101,6 +104,7 @@ def report(comparison: RunResult, answers: Mapping[str, Sequence[JsonObject]] | 
         missed=_missed(compared),
         results=results(compared),
         more_is_better=MORE_IS_BETTER,
+        starts=starts_note(rows),
         unfinished=unfinished_note(rows),
         costs=_costs(rows, names),
         inexact=[name + label for name, row in zip(names, rows) if (label := row.estimator_label)],
@@ -196,6 +200,16 @@ def contexts_note(rows: Sequence[Row]) -> str:
     if len({*contexts.values()}) < 2:
         return ""
     return f"Contexts differ: {'; '.join(f'{name}, {context}' for name, context in contexts.items())}."
+
+
+def starts_note(rows: Sequence[Row]) -> str:
+    """Return the weights that each model starts from, if models differ in them: their training is not counted."""
+    trained = {row.name: row.runs[0]["config"].get("train", {}) for row in rows}
+    starts = {name: train.get("adapter") or train.get("init") for name, train in trained.items()}
+    if len({*starts.values()}) < 2:
+        return ""
+    listed = "; ".join(f"{name}, {start or 'none'}" for name, start in starts.items())
+    return f"Models start from different weights, whose training is not in their cost: {listed}."
 
 
 def unfinished_note(rows: Sequence[Row]) -> str:
