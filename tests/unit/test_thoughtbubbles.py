@@ -476,6 +476,17 @@ def test_a_short_row_does_not_open_the_thresholds_of_all() -> None:
     assert [decision.threshold.item() for decision in made.fork_decisions.values()] == pytest.approx(before, abs=0.1)
 
 
+def test_adapters_are_trained_with_the_thresholds_of_their_base() -> None:
+    """`adapter/` has none, so that its base's are read with it."""
+    made = model(selection="causal").train()
+    for adapted in (True, False):
+        before = [decision.threshold.item() for decision in made.fork_decisions.values()]
+        made.peft_config = {"default": object()} if adapted else {}
+        made.training_loss(batch(text()))
+        made.after_step()
+        assert ([decision.threshold.item() for decision in made.fork_decisions.values()] == before) is adapted
+
+
 def test_scoring_moves_no_threshold_even_in_training_mode() -> None:
     made = model().train()
     before = [decision.threshold.item() for decision in made.fork_decisions.values()]

@@ -344,8 +344,13 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
         self.after_step()
 
     def after_step(self) -> None:
-        """See `LanguageModel.after_step`; moves the thresholds of the causal selection."""
+        """See `LanguageModel.after_step`; moves the thresholds of the causal selection, unless adapters are trained.
+
+        Those are saved without thresholds, and read with the base's.
+        """
         super().after_step()
+        if getattr(self, "peft_config", None):
+            return
         share = FOLLOWING if self.config.selection == "causal" else CALIBRATION
         for decision in self.decisions.values():
             decision.after_step(share)
