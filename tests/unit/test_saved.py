@@ -222,7 +222,8 @@ def test_a_model_of_text_and_images_is_refused(tokenizer: Any, tmp_path: Path) -
 
 def trained_on(source: str, out: Path, *fields: str) -> Saved:
     small = ("layout.batch_size=2", "layout.sequence_length=32", "model.n_layer=1", "train.steps=1")
-    tokenizer = () if source.startswith("store:") else ("data.tokenizer=bpe:300",)
+    given = source.startswith("store:") or any(field.startswith("data.tokenizer") for field in fields)
+    tokenizer = () if given else ("data.tokenizer=bpe:300",)
     return mentalese.train("gpt2/tiny", f"data.source={source}", *tokenizer, *small, *fields, out=out, show=False)
 
 
@@ -327,3 +328,21 @@ def test_two_models_read_one_text_as_the_one_that_was_trained_on_it(tokenised: P
         assert [texts_of(reader, "test") for reader in read] == [texts_of(many, "test")] * 2
     with pytest.raises(InputError, match=r"data.held_out is 0.1: another model was trained on file:.* with 0.4"):
         on_one_text((few, many), text)
+
+
+def test_the_text_of_the_model_that_training_started_from_is_its_own_too(tokenised: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": f"e{i}x heat is lost in another text."}) + "\n" for i in range(40)))
+    text = f"file:{tokenised}"
+    first = trained_on(text, tmp_path / "first", "data.held_out=0.4")
+    start = (f"data.tokenizer={tmp_path / 'first' / 'model'}", f"train.init={tmp_path / 'first'}")
+    second = trained_on(f"file:{other}", tmp_path / "second", *start)
+    third = trained_on(f"file:{other}", tmp_path / "third", start[0], f"train.init={tmp_path / 'second'}")
+    for model in (second, third):
+        reader = model.on(text)
+        assert reader.part == "test"
+        assert texts_of(reader, "test") == texts_of(first, "test")
+    with pytest.raises(InputError, match=r"data.held_out is 0.1: the weights at the start were trained on it with 0.4"):
+        trained_on(text, tmp_path / "fourth", *start)
+    assert not (tmp_path / "fourth").exists()
+    assert trained_on(text, tmp_path / "fifth", *start, "data.held_out=0.4").part == "test"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -183,6 +184,27 @@ def saved_recipe(path: str | Path) -> Recipe | None:
     """Return the recipe that a saved model was trained with, a checkpoint's as of its step; `None` without one."""
     about = saved_about(path) | _checkpoint_info(path)
     return Recipe.from_dict(about["recipe"]) if "recipe" in about else None
+
+
+def trained_texts(*paths: str | Path | None) -> list[JsonObject]:
+    """Return the texts on which saved models, and the models that they started from, were trained.
+
+    Each has `data`, the fields of a `DataConfig`, and `source_fingerprint`. A path may be `None`.
+    """
+    texts = list[JsonObject]()
+    for path in (path for path in paths if path is not None):
+        about, recipe = saved_about(path), saved_recipe(path)
+        if recipe is not None:
+            data = dataclasses.asdict(recipe.data)
+            texts.append({"data": data, "source_fingerprint": about.get("source_fingerprint")})
+        texts += about.get("earlier", [])
+    return texts
+
+
+def text_facts(recipe: Recipe, source_fingerprint: str) -> JsonObject:
+    """Return what `save_model` notes of the texts of a training, and of the models that it started from."""
+    earlier = trained_texts(recipe.train.adapter, recipe.train.init)
+    return {"source_fingerprint": source_fingerprint} | ({"earlier": earlier} if earlier else {})
 
 
 def _checkpoint_info(path: str | Path) -> JsonObject:

@@ -20,11 +20,11 @@ from mentalese.data.builtin import stdlib
 from mentalese.data.layouts import Packed, layout_class
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
-from mentalese.files import RECORD, check_files, check_folder_place, read_json, sha256, write_json
+from mentalese.files import RECORD, JsonObject, check_files, check_folder_place, read_json, sha256, write_json
 from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, context_length
-from mentalese.models.checkpoints import load_model, model_to_save, save_model
+from mentalese.models.checkpoints import load_model, model_to_save, save_model, trained_texts
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
 from mentalese.models.lora import WEIGHTS, add_adapters, load_adapter, merged_weights
@@ -71,7 +71,8 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
         config.setdefault("vocab_size", size)
     model = build_model(config, marked, seed)
     start_from(model, marked, base, deepen=True)
-    save_model(out, model, marked, base=base)
+    about: JsonObject = {"base": base} | ({"earlier": earlier} if (earlier := trained_texts(base)) else {})
+    save_model(out, model, marked, **about)
     if (context := context_length(model.config)) is not None and context < Packed.sequence_length:
         layout["sequence_length"] = context
     training = {"init": HERE, "epochs": 1} | recipe.get("train", {})  # paths are relative to the recipe's folder
@@ -92,7 +93,7 @@ def whole_model(folder: Path) -> Path:
         model = adapted_model(recipe, tokenizer)
         load_adapter(folder, model)
         merged = model_to_save(model.config, merged_weights(model))
-        facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint")}
+        facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint", "earlier") if name in about}
         save_model(out, merged, tokenizer, adapted=model, replace=False, **facts)  # another process may read its own
     return out
 

@@ -22,10 +22,11 @@ from mentalese.data.split import Split
 from mentalese.data.store import TokenStore, before_preparing, is_divided, prepare, source_fingerprint, split_of
 from mentalese.data.tokenizers import add_markers, base_chat_template, tokenizer_fingerprint
 from mentalese.errors import InputError, require
+from mentalese.files import JsonObject
 from mentalese.models import generation, scoring, thinking
 from mentalese.models.base import LanguageModel
 from mentalese.models.build import as_is
-from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe
+from mentalese.models.checkpoints import load_model, model_folder, saved_about, saved_recipe, trained_texts
 from mentalese.models.inputs import check_tokens
 from mentalese.models.text_tokenizer import mask_token_id, saved_reading
 from mentalese.models.trace import ThoughtTrace
@@ -127,46 +128,36 @@ class Saved:
         given: dict[str, Any] = {name: value for name, value in read.items() if value is not None}
         changes = ({} if source is None else {"source": source, **AS_IT_IS}) | given
         other = dataclasses.replace(self, data=dataclasses.replace(self.data, **changes))
-        own = self._own_text
-        if own is None or not changes:
-            return other
         asked = _prepared(other.data)
         is_store = asked.source != other.data.source
-        settings = {name: getattr(own, name) for name in ("text_column", "detokenizer", "held_out")}
-        settings |= {name: given[name] for name in given.keys() & {"text_column"}}
-        as_trained = dataclasses.replace(other, data=dataclasses.replace(asked, **settings))
-        if not as_trained.reads_own_text or (is_store and other._has_own_fingerprint):
-            return other
-        fixed = given if not is_store else settings
-        differ = [
-            name for name in ("detokenizer", "held_out") if name in fixed and getattr(asked, name) != settings[name]
-        ]
-        if differ and is_divided(other.data if is_store else as_trained.data):
-            remedy = f"was trained on this text with {settings[differ[0]]!r}, which held out other documents"
-            raise InputError(f"data.{differ[0]} is {getattr(asked, differ[0])!r}: {self.path} {remedy}")
-        return other if is_store else dataclasses.replace(other, data=dataclasses.replace(as_trained.data, **given))
+        for own in self._own_texts if changes else ():
+            settings = {name: getattr(own.data, name) for name in ("text_column", "detokenizer", "held_out")}
+            settings |= {name: given[name] for name in given.keys() & {"text_column"}}
+            as_trained = dataclasses.replace(asked, **settings)
+            if not own.is_in(as_trained):
+                continue
+            if is_store and own.has_fingerprint_of(other.data):
+                return other
+            fixed = settings if is_store else given
+            differ = [name for name in _DIVIDING if name in fixed and getattr(asked, name) != settings[name]]
+            if differ and is_divided(other.data if is_store else as_trained):
+                remedy = f"was trained on this text with {settings[differ[0]]!r}, which held out other documents"
+                raise InputError(f"data.{differ[0]} is {getattr(asked, differ[0])!r}: {self.path} {remedy}")
+            return other if is_store else dataclasses.replace(other, data=dataclasses.replace(as_trained, **given))
+        return other
 
-    @property
-    def _own_text(self) -> DataConfig | None:
-        """The text of training as it was prepared; `None` if the training is not known."""
-        return None if self.recipe is None else _prepared(self.recipe.data)
+    @cached_property
+    def _own_texts(self) -> list[_OwnText]:
+        """The texts on which the model, and the model that it started from, were trained."""
+        about, texts = saved_about(self.path), list[_OwnText]()
+        if self.recipe is not None:
+            texts.append(_OwnText(_prepared(self.recipe.data), about.get("source_fingerprint")))
+        return texts + [_OwnText.of(text) for text in about.get("earlier", [])]
 
     @property
     def reads_own_text(self) -> bool:
-        """True if `data` is the text that the model was trained on, wherever it is read from."""
-        own = self._own_text
-        if own is not None and _same(_prepared(self.data).source, own.source):
-            return True
-        return self._has_own_fingerprint
-
-    @property
-    def _has_own_fingerprint(self) -> bool:
-        """True if `data` has the documents and the splits of the training."""
-        fingerprint = saved_about(self.path).get("source_fingerprint")
-        try:
-            return fingerprint is not None and fingerprint == source_fingerprint(self.data)
-        except InputError:  # too short to be split, or split in another way
-            return False
+        """True if `data` is a text that the model was trained on, wherever it is read from."""
+        return any(own.is_in(self.data) for own in self._own_texts)
 
     @cached_property
     def part(self) -> str:
@@ -300,6 +291,49 @@ def _same(source: str, other: str) -> bool:
     return Path(place).expanduser().resolve() == Path(other_place).expanduser().resolve()
 
 
+_DIVIDING = ("detokenizer", "held_out")
+"""Fields of `DataConfig` that decide which documents of a text without splits are held out."""
+
+
+@dataclass(frozen=True)
+class _OwnText:
+    """A text of a training, as it was prepared; `fingerprint` is of its documents and their splits, if it is known."""
+
+    data: DataConfig
+    fingerprint: str | None
+
+    @classmethod
+    def of(cls, text: JsonObject) -> _OwnText:
+        """Return one of `trained_texts`."""
+        return cls(_prepared(DataConfig(**text["data"])), text["source_fingerprint"])
+
+    def is_in(self, data: DataConfig) -> bool:
+        """Test if `data` is this text, by its name or its content."""
+        return _same(_prepared(data).source, self.data.source) or self.has_fingerprint_of(data)
+
+    def has_fingerprint_of(self, data: DataConfig) -> bool:
+        """Test if `data` has the same documents and splits."""
+        try:
+            return self.fingerprint is not None and self.fingerprint == source_fingerprint(data)
+        except InputError:  # too short to be split, or split in another way
+            return False
+
+
+def check_start(data: DataConfig, *paths: str | None) -> None:
+    """Refuse to train on a text of which the models at `paths`, or their own starts, read what is held out here.
+
+    Raises:
+        InputError: such a text was divided in another way in their training.
+    """
+    here = _prepared(data)
+    for own in map(_OwnText.of, trained_texts(*paths)):
+        for name in _DIVIDING:
+            there, value = getattr(own.data, name), getattr(here, name)
+            if there != value and own.is_in(dataclasses.replace(here, **{name: there})) and is_divided(data):
+                remedy = f"the weights at the start were trained on it with {there!r}, which held out other documents"
+                raise InputError(f"data.{name} is {value!r}: {remedy}; set that")
+
+
 def on_one_text(models: Sequence[Saved], source: str | None = None, **read: str | float | None) -> list[Saved]:
     """Return models that read one text in one way: `Saved.on`, by default the text of the first one's training.
 
@@ -315,7 +349,7 @@ def on_one_text(models: Sequence[Saved], source: str | None = None, **read: str 
     chosen = trained[0] if trained else data
     settings = {name: getattr(chosen, name) for name in names}
     for other in trained if len(trained) > 1 and is_divided(chosen) else ():
-        for name in names[1:]:
+        for name in _DIVIDING:
             value = getattr(other, name)
             remedy = f"another model was trained on {data.source} with {value!r}, use another text"
             require(value == settings[name], f"data.{name}", settings[name], remedy)

@@ -33,9 +33,9 @@ from mentalese.evaluation.answers import SplitResult
 from mentalese.evaluation.metric import ACCURACY, METRICS
 from mentalese.files import JsonObject, read_json, remove_remains, sealed, write_json, write_text
 from mentalese.models.base import LossOutput
-from mentalese.models.checkpoints import model_to_save, save_model, saved_about
+from mentalese.models.checkpoints import model_to_save, save_model, saved_about, text_facts
 from mentalese.models.lora import merged_weights
-from mentalese.models.saved import load
+from mentalese.models.saved import check_start, load
 from mentalese.recipe import Recipe
 from mentalese.screen import progress
 from mentalese.training.checkpoint import Checkpointer
@@ -153,6 +153,7 @@ class Run:
             )
         for remark in self.remarks if show else ():
             print(f"{recipe.name}: {remark}", file=sys.stderr)
+        check_start(recipe.data, recipe.train.adapter, recipe.train.init)
         self.first_weights = first_weights(recipe)
         self.model, self.parameters = outline(recipe, self.tokenizer)
         self.validation = Validation(self.plan, self.store, out)
@@ -448,7 +449,7 @@ class Run:
             if weights is not None:
                 model = model_to_save(model.config, weights)
             about: JsonObject = {"recipe": self._recipe_now().to_dict(), "step": self.state.step}
-            about["source_fingerprint"] = self.store.meta["source_fingerprint"]
+            about |= text_facts(self.recipe, self.store.meta["source_fingerprint"])
             card = self._card(validation=figure.to_dict())
             save_model(self.out / "model", model, self.tokenizer, adapted=adapted, card=card, **about)
         self.parallel.barrier()

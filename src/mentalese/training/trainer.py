@@ -15,7 +15,8 @@ from transformers import TrainerCallback, TrainingArguments
 from mentalese.data.batch import Batch
 from mentalese.data.store import prepare
 from mentalese.errors import require
-from mentalese.models.checkpoints import reading_tokenizer, write_about
+from mentalese.models.checkpoints import reading_tokenizer, text_facts, write_about
+from mentalese.models.saved import check_start
 from mentalese.models.transformers_seam import step_trainer, use_one_gpu
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import open_recipe
@@ -67,6 +68,8 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
         args = _checked(self.recipe, args)
         with args.main_process_first():
             store, tokenizer = prepare(self.recipe.data, self.recipe.layout)
+        self.source_fingerprint: str = store.meta["source_fingerprint"]
+        check_start(self.recipe.data, self.recipe.train.adapter, self.recipe.train.init)
         model, self.parameters = start_model(self.recipe, tokenizer)
         self.plan = Plan(store.splits["train"], self.recipe, tokenizer, world_size=args.world_size)
         args.max_steps = self.plan.total_steps
@@ -126,7 +129,7 @@ class MentaleseTrainer(step_trainer()):  # type: ignore[misc]
             return
         step, folder = self.state.global_step, Path(output_dir or self.args.output_dir)
         recipe = dataclasses.replace(self.recipe, layout=self.plan.layout_after(step))
-        about = {"recipe": recipe.to_dict(), "step": step}
+        about = {"recipe": recipe.to_dict(), "step": step} | text_facts(recipe, self.source_fingerprint)
         reading_tokenizer(self.processing_class, self.model, about).save_pretrained(folder)
         write_about(folder, self.processing_class, about)
 
