@@ -271,10 +271,8 @@ def test_text_after_a_character_of_several_tokens_is_whole(
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_part_of_a_character_is_no_more_than_that(count: int, bytes_as_tokens: PreTrainedTokenizerFast) -> None:
     """The decoder then shows the bytes of the character before it as broken ones, too."""
-    for before, new in (("a 😀", ""), ("a ", "日"), ("a", " 日")):
-        ids, start = bytes_as_tokens.encode(f"{before}{new}🎉"), len(bytes_as_tokens.encode(before))
-        end = len(bytes_as_tokens.encode(before + new)) + count
-        assert decode_after(ids[:end], start, bytes_as_tokens) == f"{new}�"
+    ids, start = bytes_as_tokens.encode("a 😀🎉"), len(bytes_as_tokens.encode("a 😀"))
+    assert decode_after(ids[: start + count], start, bytes_as_tokens) == "�" * count
 
 
 @pytest.mark.parametrize("cut", range(1, 12))

@@ -395,18 +395,8 @@ def question_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, turn: 
 def decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of `ids[start:]` after the text of the ids before it, markers removed.
 
-    Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it, and
-    decode all bytes of characters next to each other as broken if the last one is not whole.
+    Some tokenizers, such as Llama 2's, drop the space at the start of a text, which here would be one within it.
     """
-    whole = text = _decode_after(ids, start, tokenizer)
-    for count in range(1, min(LONGEST_CHARACTER, len(ids) - start + 1)):
-        if not text.endswith("�"):
-            return text + ("�" if count > 1 else "")
-        text = _decode_after(ids[:-count], start, tokenizer)
-    return whole if text.endswith("�") else f"{text}�"
-
-
-def _decode_after(ids: Sequence[int] | Tensor, start: int, tokenizer: PreTrainedTokenizerBase) -> str:
     before = last_character(text_ids(ids[:start], tokenizer), tokenizer)
     whole, known = decode([*before, *torch.as_tensor(ids[start:]).tolist()], tokenizer), decode(before, tokenizer)
     if whole.startswith(known):
