@@ -134,10 +134,11 @@ class Saved:
             settings = {name: getattr(own.data, name) for name in ("text_column", "detokenizer", "held_out")}
             settings |= {name: given[name] for name in given.keys() & {"text_column"}}
             as_trained = dataclasses.replace(asked, **settings)
-            if not own.is_in(as_trained):
-                continue
             if is_store and own.has_fingerprint_of(other.data):
                 return other
+            # A store is not held against the content of its text, which may be large.
+            if not (own.has_name_of(asked) or (not is_store and own.has_fingerprint_of(as_trained))):
+                continue
             fixed = settings if is_store else given
             differ = [name for name in _DIVIDING if name in fixed and getattr(asked, name) != settings[name]]
             if differ and is_divided(other.data if is_store else as_trained):
@@ -309,7 +310,11 @@ class _OwnText:
 
     def is_in(self, data: DataConfig) -> bool:
         """Test if `data` is this text, by its name or its content."""
-        return _same(_prepared(data).source, self.data.source) or self.has_fingerprint_of(data)
+        return self.has_name_of(_prepared(data)) or self.has_fingerprint_of(data)
+
+    def has_name_of(self, data: DataConfig) -> bool:
+        """Test if `data`, as it was prepared, has this text's name."""
+        return _same(data.source, self.data.source)
 
     def has_fingerprint_of(self, data: DataConfig) -> bool:
         """Test if `data` has the same documents and splits."""
@@ -329,7 +334,10 @@ def check_start(data: DataConfig, *paths: str | None) -> None:
     for own in map(_OwnText.of, trained_texts(*paths)):
         for name in _DIVIDING:
             there, value = getattr(own.data, name), getattr(here, name)
-            if there != value and own.is_in(dataclasses.replace(here, **{name: there})) and is_divided(data):
+            if there == value:
+                continue
+            is_same = here is data and own.has_fingerprint_of(dataclasses.replace(here, **{name: there}))
+            if (is_same or own.has_name_of(here)) and is_divided(data):
                 remedy = f"the weights at the start were trained on it with {there!r}, which held out other documents"
                 raise InputError(f"data.{name} is {value!r}: {remedy}; set that")
 
