@@ -72,11 +72,8 @@ def print_comparison(comparison: RunResult) -> None:
         (row.name, *(" ".join((cell.text, *cell.notes)) for cell in line.values())) for row, line in zip(rows, cells)
     ]
     print_table(("model", *cells[0]), lines, title=f"Test {compared.metric.name} on {compared.source}")
-    notes = (
-        *(compared.headline(), missed_note(compared), starts_note(rows)),
-        *(unfinished_note(rows), contexts_note(rows), ends_note(rows)),
-    )
-    for note in notes:
+    of_rows = (note(rows) for note in (starts_note, unfinished_note, contexts_note, ends_note))
+    for note in (compared.headline(), missed_note(compared), *of_rows):
         if note:
             print(f"\n{note}")
 

@@ -17,6 +17,9 @@ AS_IT_IS: dict[str, Any] = {"text_column": None, "detokenizer": None, "train_tok
 """Fields of `DataConfig` where another source replaces a recipe's: they describe how the recipe's own text is read, and
 how much of it."""
 
+READING = ("text_column", "detokenizer", "held_out")
+"""Fields of `DataConfig` that decide which documents a source has, and which of them are held out."""
+
 SENTENCE_FIELDS = ("sentences", "min_sentence_tokens", "max_sentence_tokens")
 """Fields of `DataConfig` that decide where sentences end."""
 

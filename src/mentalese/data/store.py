@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mentalese.data.config import AS_IT_IS, SENTENCE_FIELDS, DataConfig
+from mentalese.data.config import AS_IT_IS, READING, SENTENCE_FIELDS, DataConfig
 from mentalese.data.documents import Document, Source
 from mentalese.data.layouts import Layout, Packed
 from mentalese.data.sentences import SentenceEncoder, fixed_length, in_batches, open_splitter
@@ -45,7 +45,7 @@ from mentalese.screen import progress
 
 FORMAT_VERSION = 1
 _OFFSET = np.dtype("<i8")
-_READ = ("source", "text_column", "detokenizer", "held_out", "tokenizer")
+_READ = ("source", *READING, "tokenizer")
 """Fields of `DataConfig` that a store notes; stores of earlier versions lack two of them."""
 
 
@@ -156,7 +156,7 @@ def _prepared_folder(config: DataConfig) -> Path | None:
 
 def _open_prepared(folder: Path, config: DataConfig, layout: Layout, to_train: bool) -> TokenStore:
     store = open_store(folder)
-    for name in ("text_column", "detokenizer", "held_out"):
+    for name in READING:
         value, option = getattr(config, name), name.replace("_", "-")
         remedy = f"{config.source} contains tokens; use --{option} with `mentalese data prepare` instead"
         require(value == AS_IT_IS[name], f"data.{name}", value, remedy)
@@ -308,8 +308,7 @@ def _write(
             left_out = {"dropped_documents": source.dropped, "empty_documents": source.empty}
             counts[split] |= {name: number.get(split, 0) for name, number in left_out.items()}
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in sorted(folder.rglob("*.*"))}
-    meta = inputs | {name: getattr(config, name) for name in _READ}
-    meta |= {"is_divided": source.is_divided}
+    meta = inputs | {name: getattr(config, name) for name in _READ} | {"is_divided": source.is_divided}
     meta |= {"kind": source.kind, "dtype": dtype.str, "vocab_size": vocabulary, "counts": counts, "files": files}
     meta |= {"beginning": len(encoder.first)} if encoder.first else {}
     meta["data_hash"] = checksum({name: file["sha256"] for name, file in files.items() if name.endswith(".bin")})

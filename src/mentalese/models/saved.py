@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mentalese.data.batch import Batch, to_device
-from mentalese.data.config import AS_IT_IS, DataConfig, EvaluationConfig
+from mentalese.data.config import AS_IT_IS, READING, DataConfig, EvaluationConfig
 from mentalese.data.layouts import Layout
 from mentalese.data.sources import is_one_text
 from mentalese.data.split import Split
@@ -131,7 +131,7 @@ class Saved:
         asked = _prepared(other.data)
         is_store = asked.source != other.data.source
         for own in self._own_texts if changes else ():
-            settings = {name: getattr(own.data, name) for name in ("text_column", "detokenizer", "held_out")}
+            settings = {name: getattr(own.data, name) for name in READING}
             settings |= {name: given[name] for name in given.keys() & {"text_column"}}
             as_trained = dataclasses.replace(asked, **settings)
             if is_store and own.has_fingerprint_of(other.data):
@@ -352,10 +352,9 @@ def on_one_text(models: Sequence[Saved], source: str | None = None, **read: str 
     data = first.data
     others = [one.on(data.source, text_column=data.text_column, detokenizer=data.detokenizer) for one in models[1:]]
     readers = [first, *others]
-    names = ("text_column", "detokenizer", "held_out")
     trained = [one.data for one in readers if one.reads_own_text]
     chosen = trained[0] if trained else data
-    settings = {name: getattr(chosen, name) for name in names}
+    settings = {name: getattr(chosen, name) for name in READING}
     for other in trained if len(trained) > 1 and is_divided(chosen) else ():
         for name in _DIVIDING:
             value = getattr(other, name)
