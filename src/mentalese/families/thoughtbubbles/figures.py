@@ -428,12 +428,13 @@ def autoregression(paths: list[str], *, source: str | None = None, documents: in
         source: the text; `None`: the text of the model's training.
         documents: score the first N of them.
     """
+    from mentalese.evaluation.options import TextOptions
     from mentalese.models.saved import on_one_text
 
     names, opened = model_names(paths), _open(paths[0])
     saved, *others = on_one_text([opened, *(_other(path, opened, names[0]) for path in paths[1:])], source)
     saved = saved.scored_by(max_documents=documents)
-    part = "all" if all(one.part == "all" for one in (saved, *others)) else "test"
+    part = TextOptions(source=saved.data.source).part(saved, *others)
     split = saved.split(part)
     readers = {
         "block-wise (not causal)": saved.scored_by(estimator="block-not-causal"),
