@@ -40,7 +40,7 @@ from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import as_is, context_length
 from mentalese.models.config import check_fields
 from mentalese.models.lora import FOLDER, WEIGHTS, merged_weights, save_adapter
-from mentalese.models.tensor_files import is_checkpoint, load_weights
+from mentalese.models.tensor_files import checkpoint_info, is_checkpoint, load_weights
 from mentalese.models.text_tokenizer import ABOUT, mask_token_id, text_tokenizer
 from mentalese.network import hub_or_cache
 from mentalese.packaged import packaged
@@ -209,7 +209,7 @@ def text_facts(recipe: Recipe, source_fingerprint: str) -> JsonObject:
 
 def _checkpoint_info(path: str | Path) -> JsonObject:
     """Return what a checkpoint says of its step; empty for a saved model."""
-    return read_json(Path(path) / "info.json") if is_checkpoint(path) else {}
+    return checkpoint_info(Path(path)) if is_checkpoint(path) else {}
 
 
 def with_fields(config: C, fields: Mapping[str, object]) -> C:

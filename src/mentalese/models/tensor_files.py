@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from mentalese.errors import InputError
-from mentalese.files import read_json, sha256
+from mentalese.files import JsonObject, read_json, sha256
+from mentalese.values import checked
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -93,18 +94,36 @@ class DamagedError(Exception):
 
 def verify(folder: Path, rank: int, world_size: int) -> None:
     """Raise `DamagedError` if this rank's share of the files has changed since it was written."""
+    checksums = _checksums(folder)
+    for name in sorted(checksums)[rank::world_size]:
+        _verify_file(folder / name, checksums[name])
+
+
+def checkpoint_info(folder: Path) -> JsonObject:
+    """Return what a checkpoint says of its step; raise `InputError` if its `info.json` is damaged."""
+    file = folder / "info.json"
     try:
-        checksums = json.loads((folder / "checksums.json").read_text())
-        names = sorted({*checksums, ".metadata", "info.json"})
-        shares = [(name, checksums[name]) for name in names[rank::world_size]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{folder / 'checksums.json'} is damaged or missing") from error
-    for name, expected in shares:
-        file = folder / name
-        if not file.is_file():
-            raise DamagedError(f"{file} is missing")
-        if sha256(file) != expected:
-            raise DamagedError(f"{file} is damaged (its SHA-256 is not the one in {folder / 'checksums.json'})")
+        _verify_file(file, _checksums(folder)[file.name])
+    except DamagedError as damage:
+        raise InputError(f"{damage}: use another checkpoint") from damage
+    return read_json(file)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the recorded SHA-256 of each file of a checkpoint, in hex."""
+    file = folder / "checksums.json"
+    try:
+        checksums = checked("checksums", dict[str, str], json.loads(file.read_text()))
+        return {name: checksums[name] for name in {*checksums, ".metadata", "info.json"}}
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedError(f"{file} is damaged or missing") from error
+
+
+def _verify_file(file: Path, expected: str) -> None:
+    if not file.is_file():
+        raise DamagedError(f"{file} is missing")
+    if sha256(file) != expected:
+        raise DamagedError(f"{file} is damaged (its SHA-256 is not the one in {file.with_name('checksums.json')})")
 
 
 # All classes of a list of tensors. `BytesStorageMetadata` is left out on purpose: DCP unpickles such entries.
