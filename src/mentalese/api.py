@@ -99,7 +99,7 @@ def evaluate(
     from mentalese.evaluation import measures
 
     all_options = EvaluationOptions(**_with_source(options, data), tasks=cast(Any, tasks))
-    place = _place(out)
+    place = _place(out, all_options.source)
     questions = measures.read_tasks(all_options)
     results = measures.run(_opened(model), all_options, questions, show=show)
     if place is not None:
@@ -133,9 +133,9 @@ def answer(
     from mentalese.evaluation import answers
 
     all_options = AnswerOptions(**_with_source(options, data))
-    place = _place(out)
+    place = _place(out, all_options.source)
     for file in answers.places(place) if place else ():
-        check_place(file, "out")
+        check_place(file, "out", all_options.source)
     return answers.run(_opened(model), all_options, out=place, show=show)
 
 
@@ -161,7 +161,7 @@ def _with_source(options: JsonObject, data: object) -> JsonObject:
     return options | {"source": as_source(data)}
 
 
-def _place(out: str | Path | None) -> Path | None:
+def _place(out: str | Path | None, source: str | None) -> Path | None:
     place = None if out is None else checked("out", Place, out)
-    check_place(place, "out")
+    check_place(place, "out", source)
     return place

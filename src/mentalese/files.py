@@ -30,7 +30,8 @@ _DAY = 86_400  # seconds
 
 _OWN = {"config.json", "result.json", "metrics.jsonl", "mentalese.json", "README.md", "suite.json"}
 _OWN |= {"ablation.json", "diverged.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-_OWN |= {"model.safetensors", "answers.jsonl", "health.json"}
+_OWN |= {"model.safetensors", "answers.jsonl", "health.json", "recipe.json", "model.safetensors.index.json"}
+_OWN |= {"vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"}
 """Files of runs and of saved models, next to a `config.json`."""
 
 
@@ -42,8 +43,12 @@ def cache_dir() -> Path:
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
-def check_place(out: Path | None, name: str) -> None:
-    """Raise `InputError` if the file `out`, the field `name`, cannot be written or belongs to a run or model."""
+def check_place(out: Path | None, name: str, *inputs: str | Path | None) -> None:
+    """Raise `InputError` if the file `out`, the field `name`, cannot be written or belongs to a run or model.
+
+    Args:
+        inputs: sources (`file:PATH`) or paths that are read; `out` may not be one of these files, or in such a folder.
+    """
     if out is None:
         return
     text = str(out)
@@ -55,7 +60,11 @@ def check_place(out: Path | None, name: str) -> None:
     require(place.parent.is_dir(), name, text, "its folder does not exist, make it first")
     require(writable, name, text, "its folder cannot be written, use another one")
     require(not place.is_dir(), name, text, "that is a folder, use a file in it")
-    return require(not belongs, name, text, "it belongs to the run or model in that folder: use another name")
+    require(not belongs, name, text, "it belongs to the run or model in that folder: use another name")
+    for read in (Path(os.path.realpath(str(given).removeprefix("file:"))) for given in inputs if given is not None):
+        is_read = place.is_file() and (place == read or read in place.parents)
+        require(not is_read, name, text, "that file is read: use another name")
+    return None
 
 
 def check_folder_place(folder: Path, name: str) -> None:

@@ -150,6 +150,37 @@ def test_a_result_replaces_no_file_of_a_run(model: Saved, copy: Path, capsys: py
     assert mentalese.evaluate(model, out=copy / "perplexity.json", show=False)
 
 
+def test_a_result_replaces_no_text_that_is_read(model: Saved, tmp_path: Path, capsys: Any) -> None:
+    folder, name = tmp_path / "texts", str(model.path)
+    folder.mkdir()
+    text, table = folder / "text.txt", folder / "questions.jsonl"
+    text.write_text("She had a son. " * 20)
+    table.write_text(json.dumps({"question": "1+1", "answer": "2"}))
+    for call in (mentalese.evaluate, mentalese.answer):
+        with pytest.raises(InputError, match="that file is read: use another name"):
+            call(model, source=f"file:{text}", out=text, show=False)
+    for words in (
+        ["eval", name, "--data", f"file:{text}", "--out", str(text)],
+        ["eval", name, "--data", f"file:{folder}", "--out", str(text)],
+        ["answer", name, "--data", f"file:{table}", "--out", str(table)],
+        ["answer", name, "--data", f"file:{table}", "--out", str(folder / "questions.jsonl")],
+        ["think", name, "--file", str(text), "--out", str(text)],
+    ):
+        assert cli.main(words) == 2
+        assert "that file is read" in capsys.readouterr().err
+    assert text.read_text().startswith("She")
+    assert table.read_text().startswith("{")
+
+
+def test_a_wrong_value_of_the_config_is_named(model: Saved) -> None:
+    for fields, says in (
+        ({"n_layer": "two"}, "config.n_layer is 'two': it should be a valid integer"),
+        ({"attn_pdrop": [1]}, "config.attn_pdrop"),
+    ):
+        with pytest.raises(InputError, match=says):
+            load(model.path, config=fields)
+
+
 def test_one_task_needs_no_list(model: Saved) -> None:
     assert mentalese.evaluate(model, "perplexity", show=False) == mentalese.evaluate(model, show=False)
 

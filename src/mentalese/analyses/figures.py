@@ -76,7 +76,7 @@ def write_figure(
     fits = len(paths) in range(sum(kind[0] != "[" for kind in kinds), len(kinds) + 1) or "..." in kinds
     require(bool(paths) and fits, f"paths of the figure {name}", [*paths], f"use {figure.takes}")
     require(out.suffix in FORMATS, "--out", str(out), f"use a file that ends in {', '.join(FORMATS)}")
-    check_place(out, "--out")
+    check_place(out, "--out", source)
     place = out.with_suffix(".json")
     try:
         free = not place.exists() or "figure" in read_json(place)

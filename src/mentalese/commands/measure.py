@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tyro.conf import Positional, arg
@@ -51,12 +52,18 @@ class Measurement:
         raise NotImplementedError(f"{type(self).__name__} needs measure")
 
     def open(self) -> Saved:
-        """Return the model; raise `InputError` if it or `out` cannot be opened."""
-        check_place(self.out, "--out")
+        """Return the model; raise `InputError` if it or a file of the results cannot be opened."""
+        given = self.source if isinstance(self, TextOptions) else None
+        for place in self.places():
+            check_place(place, "--out", given)
         fields = config_fields(self.config)
         from mentalese.models.saved import load
 
         return load(self.model, config=fields)
+
+    def places(self) -> Sequence[Path]:
+        """Return the files that the results are written to."""
+        return [] if self.out is None else [self.out]
 
 
 def run(options: Measurement) -> None:
@@ -100,10 +107,13 @@ class Answer(Measurement, AnswerOptions):
     def measure(self) -> Measured:
         from mentalese.evaluation import answers
 
-        for place in answers.places(self.out) if self.out else ():
-            check_place(place, "--out")
         metrics = answers.run(self.open(), self, out=self.out, show=True)
         return Measured(metrics, ("metric", "value"), list(metric_rows(metrics)), text_read(metrics))
+
+    def places(self) -> Sequence[Path]:
+        from mentalese.evaluation import answers
+
+        return [] if self.out is None else answers.places(self.out)
 
 
 @checked_dataclass("")

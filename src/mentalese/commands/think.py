@@ -56,7 +56,7 @@ def run(options: Options) -> None:
         raise InputError(f"--{'text' if options.file is None else 'file'} is empty: use a text with at least one word")
     from mentalese.files import check_place, write_text
 
-    check_place(options.out, "--out")
+    check_place(options.out, "--out", options.file)
     from mentalese.models.config import require_own_thoughts
     from mentalese.models.saved import load
     from mentalese.provenance import command

@@ -36,6 +36,7 @@ from mentalese.files import (
     whole_folder,
     write_json,
 )
+from mentalese.model_fields import model_fields
 from mentalese.models.base import LanguageModel, as_model
 from mentalese.models.build import as_is, context_length
 from mentalese.models.config import check_fields
@@ -138,6 +139,8 @@ def model_folder(path: str | Path) -> Path:
 def adapter_folder(path: str | Path) -> Path:
     """Return the folder of a saved model's adapters; raise `InputError` if there are none, or they are damaged."""
     model = model_folder(path)
+    whole = "adapters are saved with the best model; use the run's folder"
+    require(not is_checkpoint(path), "train.adapter", str(path), whole)
     remedy = "it has no adapters; use a model trained with them"
     require((model / FOLDER / WEIGHTS).is_file(), "train.adapter", str(path), remedy)
     check_files(model, "adapter")
@@ -215,7 +218,9 @@ def _checkpoint_info(path: str | Path) -> JsonObject:
 def with_fields(config: C, fields: Mapping[str, object]) -> C:
     """Return the config with other values, checked like a new one."""
     check_fields("config", type(config), checked("config", dict, fields))
-    return type(config).from_dict(config.to_dict() | dict(fields)) if fields else config
+    known = model_fields(config.model_type) if fields else {}
+    read = {name: known[name].read("config", value) if name in known else value for name, value in fields.items()}
+    return type(config).from_dict(config.to_dict() | read) if fields else config
 
 
 def load_model(
