@@ -35,9 +35,9 @@ class ConfigField:
     doc: str = ""
 
     def read(self, place: str, value: object) -> object:
-        """Return a checked value from a file or a command line; text is parsed, all else stays as it is."""
+        """Return a checked value from a file or a command line: text and floats are parsed, all else stays as it is."""
         parsed = checked(f"{place}.{self.name}", self.hint, value, parse=True)
-        return parsed if isinstance(value, str) else value
+        return parsed if isinstance(value, str | float) else value
 
 
 def is_filled_in(name: str) -> bool:

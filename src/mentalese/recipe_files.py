@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from mentalese.data.config import AS_IT_IS
-from mentalese.data.layouts import Layout
+from mentalese.data.layouts import Layout, layout_class
 from mentalese.errors import InputError, nearest, reading, require
 from mentalese.files import JsonObject
 from mentalese.model_fields import model_fields
@@ -196,21 +196,27 @@ def override(recipe: Recipe, *settings: str) -> Recipe:
     an unknown field or a wrong value.
     """
     changes: JsonObject = {}
-    for setting in settings:
-        add_setting(changes, recipe, checked("a setting", str, setting))
+    add_settings(changes, recipe, [checked("a setting", str, setting) for setting in settings])
     return change(recipe, changes)
 
 
-def add_setting(changes: JsonObject, recipe: Recipe, setting: str) -> None:
-    """Add `section.field=value` to changes of a recipe; raise `InputError` as `override` does."""
-    place, equals, text = setting.partition("=")
-    path = [part.replace("-", "_") for part in place.split(".")]
-    if not equals or len(path) < 2:
-        raise InputError(f"{setting!r} is not a change: use section.field=value, e.g. train.steps=100")
-    value = _parsed(place, field_type(recipe, path), text)
-    for name in path[:-1]:
-        changes = changes.setdefault(name, {})
-    changes[path[-1]] = value
+def add_settings(changes: JsonObject, recipe: Recipe, settings: Sequence[str]) -> None:
+    """Add `section.field=value` to changes of a recipe; raise `InputError` as `override` does, or for a second value.
+
+    The kinds of layout and model, which have fields of their own, are read first.
+    """
+    for setting in sorted(settings, key=lambda setting: not setting.startswith(("layout.kind=", "model.model_type="))):
+        place, equals, text = setting.partition("=")
+        path = [part.replace("-", "_") for part in place.split(".")]
+        if not equals or len(path) < 2:
+            raise InputError(f"{setting!r} is not a change: use section.field=value, e.g. train.steps=100")
+        value = _parsed(place, field_type(recipe, path, changes), text)
+        section = changes
+        for name in path[:-1]:
+            section = section.setdefault(name, {})
+        if path[-1] in section:
+            raise InputError(f"{place} is set twice, at last to {text!r}: keep one")
+        section[path[-1]] = value
 
 
 def _parsed(name: str, hint: object, text: str) -> object:
@@ -237,17 +243,20 @@ def members(hint: object) -> tuple[object, ...]:
     return (hint,)
 
 
-def field_type(recipe: Recipe, path: Sequence[str]) -> object:
+def field_type(recipe: Recipe, path: Sequence[str], changes: JsonObject) -> object:
     """Return the type of a field of this recipe; raise `InputError` with the nearest name.
 
     Args:
         path: `("optimizer", "learning_rate")`, or `("model", "backbone", "n_layer")` for a model inside a model.
+        changes: of the recipe, among which may be another kind of layout or model.
     """
     section, *names = path
     parts: dict[str, object] = {"model": None, **sections(recipe)}
     if section not in parts:
         raise InputError(f"{'.'.join(path)}: a recipe has no section {section!r}{nearest(section, parts)}")
     model, place = recipe.model, section
+    if (model_type := changes.get("model", {}).get("model_type", model["model_type"])) != model["model_type"]:
+        model = {"model_type": model_type}
     while section == "model" and len(names) > 1:
         inner = model.get(names[0])
         if not (isinstance(inner, dict) and "model_type" in inner):
@@ -258,7 +267,9 @@ def field_type(recipe: Recipe, path: Sequence[str]) -> object:
         fields = model_fields(model["model_type"])
         hints = {each: field.hint for each, field in fields.items()} | {"model_type": str}
     else:
-        hints = section_fields(type(parts[section])) | ({"kind": str} if section == "layout" else {})
+        kind = changes.get("layout", {}).get("kind") if section == "layout" else None
+        hints = section_fields(type(parts[section]) if kind is None else layout_class(kind))
+        hints |= {"kind": str} if section == "layout" else {}
     if name not in hints:
         raise InputError(f"{place}.{name}: no such field{nearest(name, hints) or _LISTED}")
     return hints[name]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +234,16 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
         ("train gpt2/tiny train.stesp=3", "did you mean 'steps'"),
         ("train gpt2/tiny trian.steps=3 --resume", "did you mean 'train'"),
         ("train gpt2/tiny train.steps=ten", "train.steps is 'ten'"),
+        ("train --seed 3 gpt2/tiny", "--seed depends on the recipe: write the recipe's name before it"),
+        ("train gpt2/tiny --seed 3 --seed=4", "--seed is given 2 times: write it once"),
+        ("train gpt2/tiny --train.steps 3 train.steps=5", "train.steps is set twice, at last to '5'"),
+        ("train gpt2/tiny train.steps=3 train.steps=5", "train.steps is set twice"),
+        (
+            "generate model --prompt a --prompt b",
+            "--prompt is given 2 times: write it once; values",
+        ),
+        ("generate model --prompt a --config n_layer=1 n_layer=2", "--config has n_layer twice"),
+        ("grow base --family coconut --out grown --mode pause --config mode=coconut", "--config has it too, keep one"),
         ("train mine.yaml", "mine.yaml: it cannot be read"),
         ("compare gpt2/tiny mine.toml", "mine.toml: it cannot be read"),
         ("show gpt2/tyni", "did you mean 'gpt2/tiny'"),
@@ -345,6 +358,17 @@ def test_what_ends_a_run_is_said_without_a_traceback(
     monkeypatch.setattr("mentalese.training.loop.train", fail)
     assert cli.main(["train", "gpt2/tiny"]) == code
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
+@pytest.mark.parametrize(("target", "code", "says"), [("> /dev/full", 2, "No space left on device"), ("| true", 0, "")])
+def test_output_that_cannot_be_written_ends_in_a_sentence(target: str, code: int, says: str) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"set -o pipefail; {sys.executable} -m mentalese models {target}"
+    done = subprocess.run(["bash", "-c", command], env=buffered, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert says in done.stderr
+    assert "Exception ignored" not in done.stderr
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

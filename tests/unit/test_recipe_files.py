@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -217,9 +218,27 @@ def test_two_lengths_are_refused_though_one_is_the_recipes_own() -> None:
         ("model.n_layers=3", "model.n_layers: no such field; did you mean 'n_layer'"),
         ("model.n_layer.x=1", "model.n_layer.x: no such field; did you mean 'n_layer'"),
         ("model.n_layer=3.5", "model.n_layer is 3.5: it should be a valid integer"),
+        ("layout.latents=2", "layout.latents: no such field"),
+        ("layout.kind=pages", "layout.kind"),
     ],
 )
 def test_what_is_wrong_in_a_setting_is_one_sentence(setting: str, says: str) -> None:
     with pytest.raises(InputError) as refused:
         override(get_recipe("gpt2/tiny"), setting)
     assert says in str(refused.value)
+
+
+def test_settings_may_name_fields_of_another_kind() -> None:
+    for settings in itertools.permutations(("layout.kind=qa_compressed", "layout.batch_size=2", "layout.latents=2")):
+        layout = override(get_recipe("gpt2/tiny"), *settings).layout
+        assert (layout.kind, vars(layout)["batch_size"], vars(layout)["latents"]) == ("qa_compressed", 2, 2)
+    changed = override(get_recipe("gpt2/tiny"), "model.backprop_turns=2", "model.model_type=looped")
+    assert changed.model == {"model_type": "looped", "backprop_turns": 2}
+
+
+def test_a_whole_number_of_a_model_may_be_written_as_a_float(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("base: gpt2/tiny\nmodel: {n_positions: 1e3, n_layer: 2.0, attn_pdrop: 0.5}")
+    model = open_recipe(path).model
+    assert [model[name] for name in ("n_positions", "n_layer", "attn_pdrop")] == [1000, 2, 0.5]
+    assert isinstance(model["n_layer"], int)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from mentalese.errors import require
 from mentalese.models.generate_options import config_fields
 from mentalese.values import NonNegative, Place, Texts, checked_dataclass
 
@@ -34,7 +35,9 @@ class Options:
 
 
 def run(options: Options) -> None:
-    fields = config_fields(options.config) | ({} if options.mode is None else {"mode": options.mode})
+    fields = config_fields(options.config)
+    require(options.mode is None or "mode" not in fields, "--mode", options.mode, "--config has it too, keep one")
+    fields |= {} if options.mode is None else {"mode": options.mode}
 
     from mentalese.models import grow
 

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import re
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +23,7 @@ from mentalese.commands import COMMANDS, MEASURES
 from mentalese.errors import InputError
 from mentalese.model_fields import MISSING, field_docs, is_filled_in, model_fields
 from mentalese.recipe import Recipe
-from mentalese.recipe_files import add_setting, change, members, section_fields, sections
+from mentalese.recipe_files import add_settings, change, members, section_fields, sections
 from mentalese.values import Texts
 
 ModelPath = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -34,6 +35,7 @@ _Field = tuple[str, Any, Any]  # a field of a dataclass to make: its name, type 
 _ABOUT = "Language models that think in latent space. `mentalese COMMAND --help` shows the options of a command, and "
 _ABOUT += "`mentalese train RECIPE --help` those of a recipe."
 _SHORT = {"data.source": "--data", "train.seed": "--seed"}
+_OPTION = re.compile(r"--[A-Za-z][\w.-]*(=|$)")
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
@@ -78,9 +80,17 @@ def _read(options: type[T], more: Sequence[_Field], words: Sequence[str], comman
     arguments: Any = dataclasses.make_dataclass(
         "Options", more, bases=(options,), namespace=unchecked, kw_only=True, frozen=True
     )
+    _check_once(words)
     parsed = tyro.cli(arguments, prog=f"mentalese {command}", args=words)
     names = {field.name for field in dataclasses.fields(arguments)} - {name for name, _, _ in more}
     return options(**{name: getattr(parsed, name) for name in names}), parsed
+
+
+def _check_once(words: Sequence[str]) -> None:
+    """Raise `InputError` for an option that is given twice, of which only the last one would count."""
+    options = Counter(_flag(word.partition("=")[0]) for word in words if _OPTION.match(word))
+    for option in (option for option, count in options.items() if count > 1):
+        raise InputError(f"{option} is given {options[option]} times: write it once; values of a list follow it")
 
 
 def is_setting(word: str) -> bool:
@@ -89,8 +99,12 @@ def is_setting(word: str) -> bool:
 
 
 def names_before_options(words: Sequence[str]) -> list[str]:
-    """Return the words before the first option that are not settings."""
-    return [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
+    """Return the words before the first option that are not settings; raise `InputError` if a recipe's come first."""
+    names = [word for word in takewhile(lambda word: not word.startswith("-"), words) if not is_setting(word)]
+    options = [word for word in words if word.startswith("--") and ("." in word or word in _SHORT.values())]
+    if options and not names:
+        raise InputError(f"{options[0]} depends on the recipe: write the recipe's name before it")
+    return names
 
 
 def _settings_together(words: Sequence[str]) -> list[str]:
@@ -114,8 +128,7 @@ def read_recipe(recipe: Recipe, options: type[T], words: Sequence[str], command:
     command_options, parsed = _read(options, more, _settings_together(words), command)
     given = {_flag(word.partition("=")[0]) for word in words}
     changes = {name: _changes(part(), getattr(parsed, name), given) for name, part in parts.items()}
-    for setting in parsed.settings:
-        add_setting(changes, recipe, setting)
+    add_settings(changes, recipe, parsed.settings)
     return change(recipe, {name: part for name, part in changes.items() if part}), command_options
 
 

@@ -168,7 +168,7 @@ class Tuned:
         These are numbers with fractions, above 0, whose best value is the lowest or highest one tried.
         """
         for name in self.at_edge():
-            if members(field_type(self.base, name.split("."))) == (float,) and (tried := self._tried(name))[0] > 0:
+            if members(field_type(self.base, name.split("."), {})) == (float,) and (tried := self._tried(name))[0] > 0:
                 lowest = float(self.best.settings[name]) == tried[0]
                 edge, inner = tried[:2] if lowest else (tried[-1], tried[-2])
                 yield name, f"{edge**2 / inner:.3g}"
@@ -184,7 +184,7 @@ class Tuned:
 
     def _tried(self, name: str) -> list[float]:
         """Return the values of a number that were tried, in order; empty for a field that is none."""
-        if not {int, float} & {*members(field_type(self.base, name.split(".")))}:
+        if not {int, float} & {*members(field_type(self.base, name.split("."), {}))}:
             return []
         return sorted({value for trial in self.trials if (value := number_of(trial.settings[name])) is not None})
 

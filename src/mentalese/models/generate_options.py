@@ -84,6 +84,8 @@ def config_fields(given: Sequence[str]) -> dict[str, object]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise InputError(f"--config is {pair!r}: use FIELD=VALUE")
+        if name in fields:
+            raise InputError(f"--config has {name} twice, at last as {pair!r}: keep one")
         try:
             fields[name] = json.loads(value)
         except json.JSONDecodeError:
