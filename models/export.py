@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mentalese import load
@@ -68,8 +69,9 @@ def _adapters(model: Path, folder: Path, about: dict[str, Any]) -> None:
     before, python, rest = card.partition("```python\nfrom transformers")
     (folder / "README.md").write_text(f"{before.rstrip()}{rest[rest.index('```') + 3 :]}" if python else card)
     shutil.copy(model / "adapter" / "adapter_config.json", folder)
-    rounded = {key: value.to(torch.bfloat16) for key, value in load_file(model / "adapter" / ADAPTERS).items()}
-    save_file(rounded, folder / ADAPTERS, {"format": "pt"})
+    with safe_open(model / "adapter" / ADAPTERS, "pt") as file:
+        rounded = {key: file.get_tensor(key).to(torch.bfloat16) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        save_file(rounded, folder / ADAPTERS, file.metadata())  # which has the digest of the base
     about["recipe"]["train"]["adapter"] = None  # what they began as is in them
     del about["weights"]
     about["files"] = {ADAPTERS: sha256(folder / ADAPTERS)}

@@ -26,7 +26,7 @@ from mentalese.cli import main
 from mentalese.commands.dry_run import estimate, print_dry_run
 from mentalese.data.layouts import Layout, Packed, QuestionAnswer
 from mentalese.data.store import prepare
-from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS
+from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, load_pretrained_tokenizer
 from mentalese.errors import InputError
 from mentalese.files import RECORD, read_json, sealed, sha256, write_json
 from mentalese.models import checkpoints, grow, lora
@@ -353,6 +353,30 @@ def test_adapters_go_on_in_a_family_around_the_decoder(any_base: Path, corpus: P
         torch.testing.assert_close(model.backbone(ids).logits, merged(ids).logits, atol=1e-5, rtol=1e-4)
 
 
+def test_adapters_merge_with_the_base_that_is_there_now(
+    base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
+    base = shutil.copytree(base, tmp_path / "base")
+    train(of_questions(corpus, base, tmp_path, None), tmp_path / "run", show=False)
+    model, folder = tmp_path / "run" / "model", tmp_path / "kept"
+    shutil.copytree(model / "adapter", folder)
+    (folder / "README.md").write_text("# Mine")
+    write_json(folder / RECORD, sealed(read_json(model / RECORD) | {"files": {}}))
+    whole = grow.whole_model(folder)
+    assert (whole / "README.md").read_text() == "# Mine"
+    weights = load_file(base / "model.safetensors")
+    changed = {name: value + 0.01 for name, value in weights.items()}
+    save_file(changed, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"its adapters were trained on other weights than train.init has"):
+        grow.whole_model(folder)
+    without = load_file(folder / lora.WEIGHTS)
+    save_file(without, folder / lora.WEIGHTS, {"format": "pt"})  # as packages had them
+    other = grow.whole_model(folder)
+    assert other != whole
+    assert not torch.equal(*(load_file(each / "model.safetensors")["model.norm.weight"] for each in (whole, other)))
+
+
 def test_adapters_without_their_base_open_as_the_whole_model(
     any_base: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +394,9 @@ def test_adapters_without_their_base_open_as_the_whole_model(
     assert opened.tokenizer.get_vocab() == expected.tokenizer.get_vocab()
     assert checkpoints.adapter_folder(whole).is_dir()  # training may go on from it
     assert grow.whole_model(folder) == whole
+    for path, like in ((folder, any_base), (tmp_path / "run", model)):  # adapters have the tokens of their base
+        vocabulary = load_pretrained_tokenizer(str(path)).get_vocab()
+        assert vocabulary == load_pretrained_tokenizer(str(like)).get_vocab()
 
     def load_slowly(source: Path, adapted: LanguageModel) -> None:
         lora.load_adapter(source, adapted)

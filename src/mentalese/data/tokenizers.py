@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from mentalese.errors import InputError, reading, require
-from mentalese.files import RECORD, JsonObject, check_files, file_hashes, sealed, whole_folder, write_json
+from mentalese.files import RECORD, JsonObject, check_files, file_hashes, read_json, sealed, whole_folder, write_json
 from mentalese.network import hub_or_cache
 from mentalese.packaged import packaged
 from mentalese.screen import progress
@@ -287,17 +287,21 @@ def open_tokenizer(spec: str, source: Source, *, cache: Path, show: bool = True)
 
 
 def load_pretrained_tokenizer(path: str, *, check: bool = True) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `hub:NAME`, `models:NAME`, `gguf:FILE` or a folder, whose files are checked.
+    """Return the tokenizer of `hub:NAME`, `models:NAME`, `gguf:FILE`, a run or a folder, whose files are checked.
 
+    Adapters have the tokenizer of their base, unless one lies beside them.
     The beginning, the end and padding that the tokenizer lacks are taken from the model's config next to it.
     """
     name, at_hub = path.removeprefix("hub:"), path.startswith("hub:")
     if not at_hub:
         folder = packaged(path) or Path(path)
+        folder = folder / "model" if (folder / "model" / "tokenizer.json").is_file() else folder  # of a run
         if check:
             check_files(folder, "files")
         name = str(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+        if "tokenizer.json" not in names and {"adapter_config.json", RECORD} <= names:
+            return load_pretrained_tokenizer(read_json(folder / RECORD)["recipe"]["train"]["init"])
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
             return GPT2Tokenizer.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:

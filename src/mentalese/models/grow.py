@@ -20,11 +20,11 @@ from mentalese.data.builtin import stdlib
 from mentalese.data.layouts import Packed, layout_class
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
-from mentalese.files import RECORD, JsonObject, check_files, check_folder_place, read_json, sha256, write_json
+from mentalese.files import RECORD, JsonObject, check_files, check_folder_place, checksum, read_json, sha256, write_json
 from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, context_length
-from mentalese.models.checkpoints import load_model, model_to_save, save_model, trained_texts
+from mentalese.models.checkpoints import load_model, model_folder, model_to_save, save_model, trained_texts
 from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
 from mentalese.models.lora import WEIGHTS, add_adapters, load_adapter, merged_weights
@@ -83,18 +83,22 @@ def grow(base: str, family: str, out: Path, *, seed: int = 0, **fields: object) 
 def whole_model(folder: Path) -> Path:
     """Return the folder, in the cache, of the model that the adapters in `folder` and their base make together."""
     check_files(folder, "files")
-    out = cached_models() / f"{folder.name}-{sha256(folder / WEIGHTS)[:16]}"
+    about = read_json(folder / RECORD)
+    recipe = Recipe.from_dict(about["recipe"])
+    base = recipe.train.init or ""
+    require(bool(base), "train.init", base, f"the recipe in {folder} names no base; copy the folder again")
+    of_base = () if base.startswith("hub:") else sorted(model_folder(base).glob("*.safetensors"))
+    parts = [recipe.to_dict(), *map(sha256, (folder / WEIGHTS, *of_base))]
+    out = cached_models() / f"{folder.name}-{checksum({'parts': parts})[:16]}"
     if not out.exists():
-        about = read_json(folder / RECORD)
-        recipe = Recipe.from_dict(about["recipe"])
-        base = recipe.train.init or ""
-        require(bool(base), "train.init", base, f"the recipe in {folder} names no base; copy the folder again")
         tokenizer = add_markers(load_pretrained_tokenizer(base), latents=recipe.layout.questions)
         model = adapted_model(recipe, tokenizer)
         load_adapter(folder, model)
         merged = model_to_save(model.config, merged_weights(model))
         facts = {name: about[name] for name in ("recipe", "step", "source_fingerprint", "earlier") if name in about}
-        save_model(out, merged, tokenizer, adapted=model, replace=False, **facts)  # another process may read its own
+        card = (folder / "README.md").read_text(encoding="utf-8") if (folder / "README.md").is_file() else None
+        # Not replaced: another process may read its own.
+        save_model(out, merged, tokenizer, adapted=model, card=card, replace=False, **facts)
     return out
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from mentalese.data.store import source_fingerprint, tokenizer_in_folder
 from mentalese.errors import InputError, require
-from mentalese.files import JsonObject, check_folder_place, checksum, read_json, temporary_name
+from mentalese.files import JsonObject, check_folder_place, checksum, read_json, sha256, temporary_name
 from mentalese.models.checkpoints import saved_about
+from mentalese.models.tensor_files import is_checkpoint
 from mentalese.recipe import Recipe
 from mentalese.training.tracking import Record
 
@@ -39,6 +40,9 @@ def first_weights(recipe: Recipe) -> dict[str, str]:
     starts = (("init_weights", recipe.train.init, "weights"), ("adapter_weights", recipe.train.adapter, "adapter"))
     hashes = {}
     for name, path, kind in starts:
+        if path is not None and is_checkpoint(path):
+            hashes[name] = sha256(Path(path) / "checksums.json")
+            continue
         about = {} if path is None else saved_about(path)
         if files := about.get(kind) or about.get("weights"):  # earlier versions noted no adapter
             hashes[name] = checksum(files)
