@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
@@ -125,9 +126,21 @@ def import_families() -> list[ModuleType]:
     A package that is being imported itself, and imports `mentalese` first, is in the list before it is complete.
     """
     folder = str(Path(__file__).parent / "families")
-    modules = [f"mentalese.families.{name}" for _, name, is_package in pkgutil.iter_modules([folder]) if is_package]
-    modules += [entry_point.value for entry_point in entry_points(group=ENTRY_POINTS)]
-    return [importlib.import_module(module) for module in modules]
+    names = [f"mentalese.families.{name}" for _, name, is_package in pkgutil.iter_modules([folder]) if is_package]
+    modules = [importlib.import_module(name) for name in names]
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        try:
+            modules.append(importlib.import_module(entry_point.value))
+        except ModuleNotFoundError as error:
+            if not f"{entry_point.value}.".startswith(f"{error.name}."):
+                raise
+            project = entry_point.dist.name if entry_point.dist else entry_point.value
+            warnings.warn(
+                f"{project} declares the family {entry_point.name!r} in {entry_point.value}, which does not exist: "
+                f"it is left out; pip uninstall {project}",
+                stacklevel=2,
+            )
+    return modules
 
 
 @cache

@@ -194,6 +194,28 @@ def test_a_failure_is_shown_and_ends_in_exit_code_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import mentalese\nFAMILY = (", "broken.py, line 2: '(' was never closed: mend that line"),
+        (
+            "from mentalese import Family\n"
+            "FAMILY = Family(name='b', description='', recipes='broken:RECIPES', classes={})\n",
+            "'broken:RECIPES', which cannot be imported (module 'broken' has no attribute 'RECIPES')",
+        ),
+    ],
+)
+def test_a_mistake_in_a_family_is_one_sentence(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "broken.py").write_text(text)
+    assert cli.main(["check", str(tmp_path / "broken.py")]) == 2
+    assert says in capsys.readouterr().err
+    sys.modules.pop("broken", None)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ("new", "NAME"),

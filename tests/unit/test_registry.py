@@ -44,6 +44,26 @@ def test_a_family_of_another_package_joins_by_its_entry_point(
     assert "foreign" not in families()
 
 
+def test_a_family_whose_package_is_gone_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint(name="gone", value="no_such_package.family", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    with pytest.warns(UserWarning, match="declares the family 'gone' in no_such_package.family, which does not exist"):
+        modules = registry.import_families()
+    assert len(modules) == len(families())
+
+
+def test_an_error_inside_a_family_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "broken_family.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(folder)
+    point = EntryPoint(name="broken", value="broken_family", group=registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        registry.import_families()
+
+
 def test_an_unknown_recipe_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(InputError, match="did you mean 'gpt2/tiny'"):
         get_recipe("gpt2/tinny")

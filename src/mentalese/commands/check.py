@@ -15,6 +15,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from mentalese.errors import InputError, nearest, require
+from mentalese.recipe import Recipe
 from mentalese.registry import ENTRY_POINTS, Family, families, load
 from mentalese.values import checked_dataclass
 
@@ -45,7 +46,7 @@ def run(options: Options) -> None:
     if importlib.util.find_spec("pytest") is None:
         raise InputError("`mentalese check` needs pytest: pip install pytest")
     declared, root = _find(options.family)
-    names = [recipe.name for family in declared.values() for recipe in load(family.recipes)]
+    names = [recipe.name for family in declared.values() for recipe in _recipes(family)]
     tiny = [name for name in names if name.endswith("/tiny")]
     require(bool(tiny), f"recipes of {options.family}", names, "add a small one called NAME/tiny, which is tested")
     with tempfile.TemporaryDirectory(prefix="mentalese-check-") as name:
@@ -68,6 +69,15 @@ def run(options: Options) -> None:
     require(code != _NO_TESTS, "--only", options.only, "no test has that in its name")
     if code:
         raise SystemExit(1)
+
+
+def _recipes(family: Family) -> list[Recipe]:
+    """Return the recipes of a family; raise `InputError` if they cannot be imported."""
+    try:
+        return load(family.recipes)
+    except (ImportError, AttributeError, ValueError) as error:
+        problem = f"the recipes of the family {family.name!r} are {family.recipes!r}"
+        raise InputError(f"{problem}, which cannot be imported ({error}): use MODULE:NAME of a list") from error
 
 
 def _find(name: str) -> tuple[dict[str, Family], Path | None]:
@@ -100,6 +110,8 @@ def _declared(module: str) -> Family:
     """Return the family that a module declares."""
     try:
         family = getattr(importlib.import_module(module), "FAMILY", None)
+    except SyntaxError as error:
+        raise InputError(f"{error.filename}, line {error.lineno}: {error.msg}: mend that line") from error
     except (ImportError, TypeError, ValueError) as error:  # the last two if it is not a module's name
         close = nearest(module, families())
         raise InputError(f"{module!r} cannot be imported ({error}){close} (`mentalese list` shows families)") from error
