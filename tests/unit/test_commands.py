@@ -63,6 +63,13 @@ def test_show_marks_what_is_not_the_baselines(capsys: pytest.CaptureFixture[str]
     assert "\nphases[0]\n" in text
 
 
+def test_show_says_that_a_baseline_does_not_exist(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: coconut/tiny\nbaseline: coconut/tyni\n")
+    text = out(capsys, "show", path)
+    assert "\nbaseline: coconut/tyni (no recipe is called that here)\n* not the default\n" in text
+
+
 def test_show_reads_files_and_settings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("base: gpt2/tiny\ntrain: {steps: 7}\n")
@@ -156,6 +163,8 @@ def test_list_narrows_down(capsys: pytest.CaptureFixture[str]) -> None:
     assert names("--table", "figure 4") == {n for n, p in papers.items() if "Figure 4" in p or "Figures 1 and 4" in p}
     assert names("--table", "4 and 17") == names("--table", "tables 4 and 17")
     assert names("--table", "17") == names("--table", "table 17")
+    for dash in ("-", "\N{EN DASH}", " to "):
+        assert names("--table", f"Tables 1{dash}3") == names("--table", "tables 1 to 3") > names("--table", "table 1")
     assert names("--table", "tables 4 and 17") == names("--table", "table 4") | names("--table", "table 17")
     assert names("--table", "table 17") == {n for n, paper in papers.items() if "15 to 18" in paper}
     assert names("--table", "section 2.1") == {n for n, paper in papers.items() if "Section 2.1" in paper}

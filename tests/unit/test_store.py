@@ -31,7 +31,7 @@ from mentalese.data.store import (
     tokenizer_in_folder,
 )
 from mentalese.data.tokenizers import special_token_ids, tokenizer_fingerprint
-from mentalese.files import whole_folder
+from mentalese.files import cache_dir, whole_folder
 from mentalese.training.loop import Run
 from mentalese.training.parallel import setup
 from support import shrink
@@ -160,6 +160,9 @@ def test_a_folder_that_holds_something_else_is_left_alone(config: DataConfig, pr
         prepare(config, out=other, show=False)
     with pytest.raises(InputError, match="contains something else"):
         prepare(config, out=other / "thesis.txt", show=False)
+    with pytest.raises(InputError, match="is a file, use a folder"):
+        prepare(dataclasses.replace(config, tokenizer="bpe:301"), out=other / "thesis.txt" / "store", show=False)
+    assert not list((cache_dir() / "tokenizers").glob("bpe-301-*"))  # it is found before a tokenizer is trained
     with pytest.raises(InputError, match="other data or settings"):
         prepare(dataclasses.replace(config, max_sentence_tokens=25), out=prepared, show=False)
     assert (other / "thesis.txt").read_text() == "mine"

@@ -53,10 +53,10 @@ def print_dry_run(recipe: Recipe, flops_per_second: float | None) -> None:
 
     Args:
         flops_per_second: the assumed speed of a machine; without it a few training steps are timed on this one, which
-            needs enough memory.
+            needs enough memory. With it no weights are read, so that a start from weights that do not fit is not found.
 
     Raises:
-        InputError: the same errors of the recipe or its data as in the run.
+        InputError: the same errors of the recipe or its data as in the run, and without a speed of its first weights.
         FloatingPointError: the loss or a gradient of the first steps is not finite.
     """
     cost = estimate(recipe)

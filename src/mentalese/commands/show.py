@@ -105,10 +105,12 @@ def _entry(value: object, default: object, baseline: object, doc: str) -> Entry:
 
 def _print(recipe: Recipe, fields: Mapping[str, Mapping[str, Entry]]) -> None:
     print(f"{recipe.name}: {recipe.description}")
-    for name in ("baseline", "paper"):
-        if (value := getattr(recipe, name)) is not None:
-            print(f"{name}: {value}")
-    print(f"* not the default    {'+ not as in ' + recipe.baseline if recipe.baseline else ''}".rstrip())
+    known = recipe.baseline in recipes()
+    if recipe.baseline is not None:
+        print(f"baseline: {recipe.baseline}{'' if known else ' (no recipe is called that here)'}")
+    if recipe.paper is not None:
+        print(f"paper: {recipe.paper}")
+    print(f"* not the default    {f'+ not as in {recipe.baseline}' if known else ''}".rstrip())
     for section, entries in fields.items():
         print(f"\n{section}")
         for name, entry in entries.items():

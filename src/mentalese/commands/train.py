@@ -24,7 +24,8 @@ class Options:
         out: the run's folder; runs/RECIPE if it is not given.
         resume: resume the run in this folder, or begin it if the folder contains none.
         dry_run: print size, cost and time of the run, and stop.
-        flops_per_second: the speed that --dry-run assumes, e.g. 1e14; without it a few steps are timed here.
+        flops_per_second: the speed that --dry-run assumes, e.g. 1e14; no weights are read. Without it a few steps are
+            timed here.
     """
 
     recipe: RecipeName

@@ -39,7 +39,7 @@ from mentalese.data.tokenizers import (
     user_turn,
 )
 from mentalese.errors import InputError, require
-from mentalese.files import JsonObject, cache_dir, checksum, sealed, sha256, whole_folder
+from mentalese.files import JsonObject, cache_dir, check_folder_place, checksum, sealed, sha256, whole_folder
 from mentalese.packaged import packaged
 from mentalese.screen import progress
 
@@ -119,9 +119,11 @@ def prepare(
     else:
         fixed, remedy = fixed_length(config.sentences) or 0, f"set at most data.max_sentence_tokens ({cap})"
         require(fixed <= cap, "data.sentences", config.sentences, remedy)
-        is_other = out is not None and out.exists() and not (out / "meta.json").is_file()
-        if out is not None and is_other and (out.is_file() or any(out.iterdir())):
-            raise InputError(f"{out} contains something else than a token store: choose another folder")
+        if out is not None:
+            is_other = out.exists() and not (out / "meta.json").is_file()
+            if is_other and (out.is_file() or any(out.iterdir())):
+                raise InputError(f"{out} contains something else than a token store: choose another folder")
+            check_folder_place(out, "--out")
         _, splitter = open_splitter(config.sentences)
         source = opened_source(config, whole)
         for remark in source.remarks if show else ():
