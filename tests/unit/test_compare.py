@@ -14,7 +14,7 @@ import pytest
 
 from comparisons import compare
 from mentalese.compare.compare import _cost, _fit, flops_per_token
-from mentalese.compare.comparison import Comparison, paired_test
+from mentalese.compare.comparison import NARROW_POINTS, Comparison, Row, paired_test
 from mentalese.compare.report import print_comparison
 from mentalese.data.layouts import Packed, QuestionAnswer
 from mentalese.data.store import prepare
@@ -136,6 +136,16 @@ def test_seeds_are_added_until_they_decide(others: list[float], expected: int, t
     low, high = paired_t_test(*values, confidence=0.9875).interval
     assert test["interval"] == (pytest.approx(low), pytest.approx(high))
     assert ("98.75%" in Comparison.from_json(result).headline()) == (expected < 20 and others[0] < 99)
+
+
+@pytest.mark.parametrize(("seeds", "decided"), [(5, False), (10, True)])
+def test_five_seeds_that_fail_alike_do_not_decide_on_questions(seeds: int, decided: bool) -> None:
+    accuracies = [0.333 + 0.001 * (seed % 2) for seed in range(seeds)]
+    runs = [{"test": {"accuracy": accuracy}} for accuracy in accuracies]
+    own = Row("a/x", "", {}, {"accuracy": summary(accuracies)}, runs, baseline="b/x")
+    own.paired_test = paired_t_test(accuracies, [0.333] * seeds, step=0.001)
+    assert own.paired_test.interval[1] - own.paired_test.interval[0] < NARROW_POINTS
+    assert own.is_decided is decided
 
 
 def test_answers_have_their_tokens_and_seconds(tmp_path: Path) -> None:

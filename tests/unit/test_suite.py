@@ -20,7 +20,7 @@ from mentalese.compare.compare import compare
 from mentalese.data.evaluation import evaluation_batches
 from mentalese.data.store import prepare
 from mentalese.errors import InputError
-from mentalese.evaluation.statistics import paired_t_test, summary
+from mentalese.evaluation.statistics import confidence_of, paired_t_test, summary
 from mentalese.files import read_json
 from mentalese.models.build import build_model
 from mentalese.recipe import Recipe
@@ -30,6 +30,7 @@ from mentalese.suite.demo import run_demo
 from mentalese.suite.demo_models import DEMO
 from mentalese.suite.judge import (
     add_equal_flops,
+    add_tests,
     answer_levels,
     interval,
     judge,
@@ -281,6 +282,34 @@ def test_a_few_seeds_that_all_fail_decide_nothing(seeds: int, verdict_of_all: st
     assert judged["methods"][0]["solved"]["count"] == 0
     assert verdict(judged["methods"][0], judged["methods"]) == verdict_of_all
     assert bool(undecided(judged)) == (seeds == 5)
+
+
+def test_scatter_around_the_floor_is_no_gain_over_collapse(tmp_path: Path) -> None:
+    """At the floor half of the mechanism's seeds would count, and none of its rivals'."""
+    around = [1 / 3 + 0.02 * (-1) ** seed for seed in range(20)]
+    scores = {"sim-cot": around, "no-cot": [0.2] * 20, "pause-curriculum": [0.2] * 20}
+    judged = judged_accuracies(scores, 1000, tmp_path, looks=4)
+    own = judged["methods"][0]
+    assert verdict(own, judged["methods"]) != "better"
+    assert all(abs(test["difference"]) < 1e-9 and not test["conclusive"] for test in own["against"].values())
+    judged = judged_accuracies(scores | {"sim-cot": [score + 0.1 for score in around]}, 1000, tmp_path, looks=4)
+    assert verdict(judged["methods"][0], judged["methods"]) == "better"
+    scores = {"sim-cot": [0.2] * 20, "no-cot": around, "pause-curriculum": around}
+    judged = judged_accuracies(scores, 1000, tmp_path, looks=4)
+    for test in judged["methods"][0]["against"].values():
+        assert test["difference"] == pytest.approx(-0.5 * 0.02 / (2 / 3)), "below the floor is not worse than at it"
+
+
+@pytest.mark.parametrize(("seeds", "decided"), [(5, False), (10, True)])
+def test_a_few_seeds_without_answers_in_a_text_decide_nothing(seeds: int, decided: bool, tmp_path: Path) -> None:
+    made = dataclasses.replace(SUITE["topics"](1.0), spec="topics", scored="all")
+    near = [3.0845 - (seed % 3) / 10_000 for seed in range(seeds)]
+    scores = dict.fromkeys(("latent_thought-twin", "latent_thought-swapped", "gpt2-rope"), near)
+    scores |= {"latent_thought": near[::-1]}
+    methods = judge(made, comparison(made, scores), tmp_path)["methods"]
+    assert all(test["decided"] for test in methods[0]["against"].values())
+    add_tests(methods, dataclasses.replace(made, scored="answers"), 0.0, confidence_of(4))
+    assert [test["decided"] for test in methods[0]["against"].values()] == [decided, decided]
 
 
 def test_a_share_of_nine_tenths_is_solved() -> None:

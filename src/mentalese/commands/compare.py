@@ -24,8 +24,8 @@ class Options:
         recipes: names, patterns and files of recipes, and section.field=value for other values of fields.
         match: what all runs have in common: model size (checked), or the first run's budget.
         seeds: runs per recipe; --seed is the first seed. auto: 5, then 10, 15 and 20 of all until each recipe is
-            decided against its baseline: the interval excludes zero, or is narrower than 0.5% of the nats or one
-            point of accuracy.
+            decided against its baseline: the interval excludes zero, or is narrower than 0.5% of the nats or, with
+            ten seeds or more, one point of accuracy.
         tune: section.field=value,value ...: train every recipe with each value first, choose on validation, and report
             other seeds.
         tune_seeds: runs of each of these values, whose mean likelihood decides.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mentalese.compare.compare import run_folder
-from mentalese.compare.comparison import SEEDS_FOR_A_TEST
+from mentalese.compare.comparison import SEEDS_FOR_A_TEST, SEEDS_FOR_NARROW
 from mentalese.data.split import Split
 from mentalese.evaluation import ablation
 from mentalese.evaluation.metric import metric_of
@@ -45,9 +45,6 @@ neither yet; or idle or collapsed, which is not a verdict on the idea (`health`)
 NARROW, NARROW_ON_TEXT = 0.1, 0.005
 """The widths below which an interval shows that two methods hardly differ: in shares of the gap, and on a corpus of
 the first method's bits, since its optimum is unknown."""
-SEEDS_FOR_NARROW = 10
-"""The least seeds of which a narrow interval decides on questions. There a seed finds the computation or does not: of
-five that fail alike up to 43% of further ones may succeed (Wilson), of ten 28%."""
 
 
 def judge(
@@ -135,7 +132,8 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
     """Add to each mechanism its tests `against` its rivals.
 
     A test is `conclusive` if its interval excludes zero, and `decided` if it is, or if the interval is narrow. Seeds
-    below the floor count as at the floor: to be better than what has collapsed is not a gain.
+    below the floor count as at the floor: to be better than what has collapsed is not a gain. But a gain is tested with
+    the mechanism's own seeds as they are: at the floor their scatter would have one side, and look like a gain itself.
 
     Args:
         step: one question's share of the gap, see `paired_t_test`; 0 if the task is not scored by accuracy.
@@ -151,13 +149,17 @@ def add_tests(methods: Sequence[Judged], task: SuiteTask, step: float, confidenc
             one["against"][rival["name"]] = None
             if len(seeds) < SEEDS_FOR_A_TEST:
                 continue
+            at_floor = seeds
             if not task.is_corpus:
-                seeds, others = ([max(0.0, share) for share in each] for each in (seeds, others))
-            test = paired_t_test(seeds, others, step=step, confidence=confidence)
+                at_floor, others = ([max(0.0, share) for share in each] for each in (seeds, others))
+            loss, gain = (paired_t_test(own, others, step=step, confidence=confidence) for own in (at_floor, seeds))
+            test = gain if loss.difference > 0 else loss
+            low, high = test.interval
+            conclusive = test.conclusive and (gain.difference > 0 or loss.difference < 0)
             narrow = NARROW_ON_TEXT if task.is_corpus else NARROW
-            if step and len(seeds) < SEEDS_FOR_NARROW:
+            if (step or task.scored == "answers") and len(seeds) < SEEDS_FOR_NARROW:  # a seed answers all or nothing
                 narrow = 0.0
-            found: Judged = {"conclusive": test.conclusive, "decided": test.decided(narrow)}
+            found: Judged = {"conclusive": conclusive, "decided": conclusive or high - low < narrow}
             if one["solved"] is not None:
                 counts = [(each["solved"]["count"], each["solved"]["of"]) for each in (one, rival)]
                 found["solved_p"] = exact_test(*counts)
