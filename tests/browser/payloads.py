@@ -212,7 +212,8 @@ def readings(text: str = TEXT) -> dict[str, Any]:
     for layer in range(1, 7):
         share = 1 - math.exp(-layer / 2.4)
         shown = [token if draw.random() < share else draw.choice(common) for token in tokens]
-        trace["readings"].append({"title": f"thoughts of layers 1 to {layer}", "tokens": shown})
+        title, right = f"thoughts of layers 1 to {layer}", [token == other for token, other in zip(shown, tokens)]
+        trace["readings"].append({"title": title, "tokens": shown, "right": right})
     trace["thoughts"] = [thought(0, len(tokens), f"layer {i // 4}", layer=i // 4) for i in range(24)]
     trace["curves"] = {
         "elbo": curve("ELBO", "step", [round(-900 + 380 * (1 - math.exp(-i / 4)), 2) for i in range(16)]),

@@ -241,7 +241,8 @@ def test_two_models_of_questions_are_compared_by_their_answers(opened: Open) -> 
 
 def test_the_models_own_answer_is_not_counted_as_right(opened: Open) -> None:
     trace = payloads.passes()
-    trace["readings"] = [{"title": "most likely token", "tokens": trace["tokens"]}]
+    right = [True] * len(trace["tokens"])
+    trace["readings"] = [{"title": "most likely token", "tokens": trace["tokens"], "right": right}]
     asked = trace["answer"]["start"] - 6 - 1  # six latents, and a first token that nothing predicts
     page = opened(page_html(page_of(trace)))
     assert f"{asked} of {asked} tokens right" in text_of(page, "output")

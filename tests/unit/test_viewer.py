@@ -28,8 +28,8 @@ from mentalese.models.saved import Saved, load
 from mentalese.models.thinking import joined, think, token_texts, trace
 from mentalese.models.trace import INFLUENCE, Thought
 from mentalese.viewer import payload, think_page
+from support import metaspace_tokenizer, saved, shrink
 from support import opened as read_by
-from support import saved, shrink
 
 TEXT = "She had a son. He was old, and lived in the town. </script><b>Who?</b>"
 FAMILIES = ["thought_gestalt", "thoughtbubbles", "coconut", "latent_thought", "conceptlm", "gpt2", "gpt2-gist", "mdlm"]
@@ -324,6 +324,21 @@ def test_numbers_are_short_and_what_is_no_number_is_null() -> None:
     (drawn,) = payload([found])["traces"]
     assert drawn["scores"]["surprisal"]["values"] == [None, 1.235, None]
     assert drawn["tokens"] == ["0", "1", "2"], "without a tokenizer there are ids"
+
+
+def test_reading_is_right_where_its_ids_are(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer.encode("né: 2 €", add_special_tokens=False)
+    found = trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor(ids))
+    found.readings["predicted"] = torch.tensor([*ids[:-1], ids[-2]])
+    [reading] = payload([found])["traces"][0]["readings"]
+    assert reading["right"] == [True] * (len(ids) - 1) + [False], "parts of a character have no texts to compare"
+
+
+def test_words_of_a_reading_keep_their_leading_space() -> None:
+    tokenizer = metaspace_tokenizer()
+    the, son = tokenizer.convert_tokens_to_ids(["▁the", "▁son"])
+    words = trace(read_by(gpt2(tokenizer), tokenizer), torch.tensor([the, son, the])).vocabulary
+    assert words == {token: token_texts([the, token], tokenizer)[1] for token in words}
 
 
 def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:

@@ -140,8 +140,13 @@ def trace(saved: Saved, input_ids: Tensor, **options: object) -> ThoughtTrace:
     others |= {token for thought in result.thoughts for token, _ in thought.nearest}
     result.tokens = token_texts(tokens, saved.tokenizer)
     result.special = [token in special for token in tokens]
-    result.vocabulary = {token: str(saved.tokenizer.decode([token])) for token in sorted(others)}
+    result.vocabulary = {token: _text_inside(token, saved.tokenizer) for token in sorted(others)}
     return result
+
+
+def _text_inside(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a token inside a text: some tokenizers drop a space at the start."""
+    return str(tokenizer.decode([token, token])).removeprefix(str(tokenizer.decode([token])))
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -135,7 +135,11 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
         "links": {key: vars(_shown(key, words)) | {"edges": _edges(link)} for key, link in trace.links.items()},
         "curves": {key: vars(_shown(key, words)) | {"values": numbers(values)} for key, values in trace.curves.items()},
         "readings": [
-            {"title": _shown(key, words).title, "tokens": [text_of(token) for token in reading.tolist()]}
+            {
+                "title": _shown(key, words).title,
+                "tokens": [text_of(token) for token in reading.tolist()],
+                "right": (reading == trace.input_ids).tolist(),  # texts of equal ids may differ
+            }
             for key, reading in trace.readings.items()
         ],
         "streams": {key: numbers(column) for key, column in trace.streams.items()} or None,

@@ -11,7 +11,7 @@ function readingsPanel(trace) {
   if (!readings.length) return null;
   const end = trace.answer?.start ?? trace.tokens.length;
   const shownTokens = trace.text.filter((i) => i < end), asked = askedOf(trace), isAsked = new Set(asked);
-  const isRight = ({ tokens }, i) => isAsked.has(i) && tokens[i] === trace.tokens[i];
+  const isRight = ({ right }, i) => isAsked.has(i) && right[i];
   const counts = readings.map((reading) => asked.filter((i) => isRight(reading, i)).length);
   const counted = (n) => `${counts[n].toLocaleString("en")} of ${plural(asked.length, "token")}`;
   // Lines break as in the text; a token that was given is a dot.
