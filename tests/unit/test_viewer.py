@@ -356,6 +356,15 @@ def test_a_new_familys_words_are_its_names_until_it_says_more() -> None:
     assert drawn["curves"]["surprisal.2"]["title"] == "surprisal, 2 ahead"
 
 
+def test_memory_gates_stand_at_their_layers(runs: dict[str, Path]) -> None:
+    opened = load(runs["thought_gestalt"])
+    found = opened.think(TEXT)
+    [drawn] = payload([found])["traces"]
+    values = drawn["curves"]["memory_gate"]["values"]
+    assert [place for place, value in enumerate(values) if value is not None] == [*opened.model.config.cross_layers]
+    assert [value for value in values if value is not None] == pytest.approx(found.curves["memory_gate"].tolist())
+
+
 def test_links_are_the_strongest_between_different_thoughts() -> None:
     link = torch.tensor([[0.9, 0.0, 0.005], [0.2, 0.7, 0.1], [0.3, 0.4, 0.3]])
     thoughts = [Thought(torch.zeros(1), i, i + 1) for i in range(3)]

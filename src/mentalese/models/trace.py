@@ -105,6 +105,8 @@ class ThoughtTrace:
         thoughts: latent vectors with the tokens that each represents, in order.
         links: name -> [len(thoughts), len(thoughts)], how much thought i read of thought j.
         curves: name -> [n], numbers along another dimension than tokens (gate by layer, ELBO by step).
+        places: name -> int [n], the place of each number of a curve along its dimension, counted from 0; without an
+            entry a curve has a number at every place.
         readings: name -> [length], token ids that the model would write in the text's place; `predicted` is the most
             likely next token.
         streams: columns of a table [m], a row for each candidate at each forking layer and for each stream at the end:
@@ -131,6 +133,7 @@ class ThoughtTrace:
     thoughts: list[Thought] = field(default_factory=list)
     links: dict[str, Tensor] = field(default_factory=dict)
     curves: dict[str, Tensor] = field(default_factory=dict)
+    places: dict[str, Tensor] = field(default_factory=dict)
     readings: dict[str, Tensor] = field(default_factory=dict)
     streams: dict[str, Tensor] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
@@ -142,7 +145,7 @@ class ThoughtTrace:
     windows: list[tuple[int, int, int]] = field(default_factory=list)
 
     _PLAIN: ClassVar = ("model", "control", "tokens", "special", "vocabulary", "written", "windows")
-    _GROUPS: ClassVar = ("scores", "links", "curves", "readings", "streams")
+    _GROUPS: ClassVar = ("scores", "links", "curves", "places", "readings", "streams")
 
     def save(self, folder: str | Path) -> None:
         """Write `trace.safetensors` and `trace.json` into `folder`."""

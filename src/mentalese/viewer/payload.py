@@ -133,7 +133,7 @@ def _trace(trace: ThoughtTrace, model: Saved | None, expected: str | None) -> Dr
             for thought in trace.thoughts
         ],
         "links": {key: vars(_shown(key, words)) | {"edges": _edges(link)} for key, link in trace.links.items()},
-        "curves": {key: vars(_shown(key, words)) | {"values": numbers(values)} for key, values in trace.curves.items()},
+        "curves": {key: vars(_shown(key, words)) | {"values": numbers(_at_places(trace, key))} for key in trace.curves},
         "readings": [
             {
                 "title": _shown(key, words).title,
@@ -159,6 +159,16 @@ def _shown(key: str, words: Mapping[str, Shown]) -> Shown:
         return words.get(key, Shown(key.replace("_", " ")))
     shown = words[stem + dot]
     return dataclasses.replace(shown, title=shown.title.format(rest), about=shown.about.format(rest))
+
+
+def _at_places(trace: ThoughtTrace, name: str) -> Tensor:
+    """Return a curve with a number for each place from the first on: NaN where it has none."""
+    values, places = trace.curves[name], trace.places.get(name)
+    if places is None:
+        return values
+    numbers = values.new_full((max(places.tolist(), default=-1) + 1,), math.nan)
+    numbers[places] = values
+    return numbers
 
 
 def _edges(link: Tensor) -> list[list[float]]:

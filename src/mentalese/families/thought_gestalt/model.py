@@ -477,6 +477,7 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         for stream, trace in enumerate(traces):
             if gates:
                 trace.curves["memory_gate"] = torch.cat(gates)
+                trace.places["memory_gate"] = torch.tensor(self.config.cross_layers)
             if not reading.attention:
                 continue
             trace.scores["memory_attention"] = attended[stream]
