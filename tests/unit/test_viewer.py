@@ -365,6 +365,14 @@ def test_memory_gates_stand_at_their_layers(runs: dict[str, Path]) -> None:
     assert [value for value in values if value is not None] == pytest.approx(found.curves["memory_gate"].tolist())
 
 
+def test_first_chunk_has_no_concept_error(runs: dict[str, Path]) -> None:
+    found = load(runs["conceptlm"]).think(TEXT)
+    [drawn] = payload([found])["traces"]
+    first, *others = drawn["curves"]["concept_error"]["values"]
+    assert first is None, "nothing predicts it"
+    assert others == pytest.approx(found.curves["concept_error"].tolist(), rel=1e-3)
+
+
 def test_links_are_the_strongest_between_different_thoughts() -> None:
     link = torch.tensor([[0.9, 0.0, 0.005], [0.2, 0.7, 0.1], [0.3, 0.4, 0.3]])
     thoughts = [Thought(torch.zeros(1), i, i + 1) for i in range(3)]

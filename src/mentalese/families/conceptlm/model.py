@@ -438,6 +438,7 @@ class ConceptLMForCausalLM(LayeredDecoder[ConceptEncoded]):
                 codes = [nearest_codes(vectors, concepts.codes).tolist() for vectors in (pooled, predicted)]
             errors = (predicted[:-1].float() - pooled[1:].float()).square().mean(-1)
             trace.curves["concept_error"] = errors
+            trace.places["concept_error"] = torch.arange(1, count)
             for j in range(count):
                 chunk = columns[j * size : (j + 1) * size]
                 span = chunk[0], chunk[-1] + 1
