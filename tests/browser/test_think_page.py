@@ -414,13 +414,20 @@ def test_a_link_leads_to_what_was_chosen(opened: Open) -> None:
 
 
 def test_a_long_texts_windows_are_marked_and_explained(opened: Open) -> None:
-    trace = payloads.plain()
+    trace = payloads.plain(tokens=payloads.words(payloads.TEXT)[:120])
     trace["windows"] = [[0, 1, 64], [32, 64, 96], [64, 96, len(trace["tokens"])]]
     page = opened(page_html(page_of(trace)))
     assert page.locator(".window").all_inner_texts() == ["2", "3"]
     assert "in 3 windows of up to 64 tokens, each with the last 32 tokens of the one before" in text_of(page, "header")
     before = page.locator(".window").first.evaluate("(node) => node.previousElementSibling.index")
     assert before == 63
+
+
+def test_note_on_windows_has_the_longest_size(opened: Open) -> None:
+    trace = payloads.plain()
+    trace["windows"] = [[0, 1, 100], [50, 100, 120]]
+    page = opened(page_html(page_of(trace)))
+    assert "in 2 windows of up to 100 tokens, each with the last 50 tokens" in text_of(page, "header")
 
 
 def test_a_page_in_a_frame_shows_what_it_is_sent(opened: Open) -> None:

@@ -11,8 +11,8 @@ function facts(trace) {
 /** How a text that is longer than the model's context was read. */
 function windowsNote({ windows }) {
   if (!windows.length) return [];
-  const [start, first, stop] = windows[1];
-  return [make("p.about", {}, `Longer than the model's context, so it is read as it is scored: in ${plural(windows.length, "window")} of up to ${plural(stop - start, "token")}, each with the last ${plural(first - start, "token")} of the one before as context. A small number in the text marks where a window begins.`)];
+  const [start, first] = windows[1], longest = Math.max(...windows.map(([from, , to]) => to - from));
+  return [make("p.about", {}, `Longer than the model's context, so it is read as it is scored: in ${plural(windows.length, "window")} of up to ${plural(longest, "token")}, each with the last ${plural(first - start, "token")} of the one before as context. A small number in the text marks where a window begins.`)];
 }
 
 /** Panels of one model: the thought first, then the text that it is about, then the rest. */
