@@ -442,6 +442,19 @@ def test_a_page_in_a_frame_shows_what_it_is_sent(opened: Open) -> None:
     assert frame.locator(".flow").inner_text() == "Two sons and more."
 
 
+@pytest.mark.parametrize("family", ["baseline", "sentences", "bubbles"])
+def test_shorter_text_forgets_the_chosen_token(opened: Open, family: str) -> None:
+    longer, shorter = (page_of(payloads.FAMILIES[family](payloads.TEXT[:end])) for end in (600, 60))
+    page = opened(page_html(longer))
+    page.locator(".token").nth(len(shorter["traces"][0]["tokens"]) + 2).focus()
+    assert "token " in text_of(page, ".margin")
+    page.evaluate("(payload) => window.postMessage(payload, '*')", shorter)
+    page.wait_for_function(f"document.querySelectorAll('.token').length === {len(shorter['traces'][0]['tokens'])}")
+    page.locator(".token").nth(1).hover()
+    page.locator("h1").hover()
+    assert "Point at a token" in text_of(page, ".margin")
+
+
 def test_stream_view_follows_growing_text_unless_scrolled(opened: Open) -> None:
     short, longer, whole = (page_of(payloads.bubbles(payloads.TEXT[:end])) for end in (40, 200, 400))
     page = opened(page_html(short))

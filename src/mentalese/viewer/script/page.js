@@ -61,6 +61,7 @@ function show(payload) {
   traces.alike = countAlike();
   const created = page.created ? new Date(page.created) : null;
   view.trace = Math.min(view.trace, traces.length - 1);
+  if (view.token >= traces[view.trace].tokens.length) view.token = null; // of a longer text before
   document.querySelector("main").replaceChildren(
     make("header", {}, make("div", {}, make("p.kind", {}, "Mentalese · what a model thinks"), make("h1", {}, page.title), traces.length > 1 ? switcher() : "", head),
       traces.length > 1 ? verdictOf(traces) : ""), body,
