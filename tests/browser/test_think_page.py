@@ -395,6 +395,17 @@ def test_a_panel_is_saved_as_it_is_shown(opened: Open, tmp_path: Path) -> None:
     assert int.from_bytes(png[16:20]) == 2 * int(picture.attrib["width"])
 
 
+@pytest.mark.parametrize("kind", ["SVG", "PNG"])
+def test_text_with_control_characters_is_saved(opened: Open, tmp_path: Path, kind: str) -> None:
+    trace = payloads.sentences("She wrote \x1b[31mred\x01 words.")
+    page = opened(page_html(page_of(trace)))
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Save “What each thought reads” as {kind}").click()
+    download.value.save_as(tmp_path / kind)
+    if kind == "SVG":
+        assert "�[31mred�" in "".join(ElementTree.parse(tmp_path / kind).getroot().itertext())
+
+
 def test_a_link_leads_to_what_was_chosen(opened: Open) -> None:
     payload = payloads.two()
     page = opened(page_html(payload))

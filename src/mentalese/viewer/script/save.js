@@ -124,10 +124,13 @@ function pictureOf(panel) {
   return svg;
 }
 
+/** An SVG document as text, without the characters that XML forbids. */
+const xmlOf = (svg) => new XMLSerializer().serializeToString(svg).replace(/[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\p{Surrogate}]/gu, "\ufffd");
+
 async function pngOf(svg) {
   for (const node of svg.querySelectorAll("[vector-effect=non-scaling-stroke]")) node.setAttribute("stroke-width", SHARP * parseFloat(node.getAttribute("stroke-width")));
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(xmlOf(svg))}`;
   await image.decode();
   const canvas = make("canvas", { width: SHARP * svg.getAttribute("width"), height: SHARP * svg.getAttribute("height") });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
@@ -136,7 +139,7 @@ async function pngOf(svg) {
 
 async function savePicture(panel, title, kind) {
   const svg = pictureOf(panel);
-  const blob = kind === "png" ? await pngOf(svg) : new Blob([new XMLSerializer().serializeToString(svg)], { type: "image/svg+xml" });
+  const blob = kind === "png" ? await pngOf(svg) : new Blob([xmlOf(svg)], { type: "image/svg+xml" });
   const name = `${traces[view.trace].name}-${title}`.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-");
   const link = make("a", { href: URL.createObjectURL(blob), download: `${name}.${kind}` });
   link.click();
