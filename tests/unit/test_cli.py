@@ -323,6 +323,7 @@ def test_tyro_refuses_words_that_are_no_options(
         ("--do-sample", {"do_sample": True}),
         ("--greedy", {"do_sample": False}),
         ("--num-beams 3", {"num_beams": 3}),
+        ("--num-beams 1", {"num_beams": 1}),
     ],
 )
 def test_generation_options_are_hugging_faces(options: str, keywords: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from mentalese import cli
 from mentalese.data.tokenizers import special_token_ids
 from mentalese.errors import InputError
 from mentalese.models.base import LanguageModel, as_model
@@ -111,6 +112,23 @@ def test_space_after_a_prompt_survives_the_tokenizer() -> None:
     assert text == "the son of of"
     pieces = stream_text(opened(plain, tokenizer), "the son", max_new_tokens=2, **only)
     assert "".join(pieces) == " of of"
+
+
+def test_checkpoints_beams_are_used_until_switched_off(
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    saved = opened(model, tokenizer)
+    one, several = (generate_text(saved, ["A dog"], max_new_tokens=8, num_beams=beams)[0] for beams in (1, 3))
+    assert one != several
+    monkeypatch.setattr(model.generation_config, "num_beams", 3)
+    monkeypatch.setattr("mentalese.models.saved.load", lambda *_, **__: saved)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for options, text in (([], several), (["--num-beams", "1"], one)):
+        assert cli.main(["generate", "model", "--prompt", "A dog", "--max-new-tokens", "8", *options]) == 0
+        assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_an_error_while_streaming_reaches_the_reader(model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:

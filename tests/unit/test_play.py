@@ -133,6 +133,13 @@ def test_a_model_that_draws_by_itself_is_told_not_to(player: Player, monkeypatch
     assert player.options("Anna", settings(player, temperature=0, top_p=0.5)).generation() == {"do_sample": False}
 
 
+def test_model_that_searches_with_beams_streams(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(player.saved.model.generation_config, "num_beams", 3)
+    options = player.options(PROMPT, settings(player, temperature=0))
+    assert [text(player, options)] == player.saved.generate(PROMPT, num_beams=1, max_new_tokens=8)
+    assert parsed(player.command(options)) == options
+
+
 def test_text_grows_and_ends_where_it_is_stopped(player: Player) -> None:
     options = player.options(PROMPT, settings(player, temperature=0, max_new_tokens=60))
     whole = [*player.write(options, threading.Event())]

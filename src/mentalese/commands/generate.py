@@ -38,7 +38,8 @@ def run(options: Options) -> None:
         saved = saved.without_chat()
     kwargs |= options.inference(saved.model.generate)
     kwargs |= {"max_new_tokens": options.max_new_tokens, "seed": options.seed}
-    one_stream = len(prompts) == 1 and options.num_beams == 1 and saved.model.causal and not options.json
+    beams = options.num_beams or saved.model.generation_config.num_beams or 1
+    one_stream = len(prompts) == 1 and beams == 1 and saved.model.causal and not options.json
     if one_stream and sys.stdout.isatty():
         pieces = saved.stream(prompts[0], **kwargs)
         first = next(pieces, "")  # an error comes before anything is printed

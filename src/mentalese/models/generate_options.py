@@ -25,7 +25,7 @@ class GenerateOptions:
         temperature: divides the logits before a token is drawn; above 0 (--greedy takes the most likely token).
         top_k: draw from the K most likely tokens.
         top_p: draw from the most likely tokens, as many as add up to this probability.
-        num_beams: search with this many beams.
+        num_beams: search with this many beams; 1: without beams (not set: as in the model's own generation settings).
         do_sample: draw tokens; implied by temperature, top-k and top-p.
         greedy: take the most likely token, whatever the model's own generation settings are.
         config: FIELD=VALUE ...: other values of the model's config, as far as the weights allow.
@@ -44,7 +44,7 @@ class GenerateOptions:
     temperature: PositiveNumber | None = None
     top_k: Positive | None = None
     top_p: Annotated[PositiveNumber, Field(le=1)] | None = None
-    num_beams: Positive = 1
+    num_beams: Positive | None = None
     do_sample: bool = False
     greedy: bool = False
     config: Texts = ()
@@ -67,14 +67,14 @@ class GenerateOptions:
 
     def generation(self) -> dict[str, Any]:
         """Return Hugging Face's own keywords that are set; raise `InputError` if they contradict each other."""
-        names = ("temperature", "top_k", "top_p")
+        names, beams = ("temperature", "top_k", "top_p"), self.num_beams
         sampling = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.greedy and (sampling or self.do_sample):
             other = next(iter(sampling), "do_sample").replace("_", "-")
             raise InputError(f"--greedy and --{other} contradict each other: use one of them")
         if self.greedy or self.do_sample or sampling:
             sampling["do_sample"] = not self.greedy
-        return sampling | ({"num_beams": self.num_beams} if self.num_beams > 1 else {})
+        return sampling | ({} if beams is None else {"num_beams": beams})
 
 
 def config_fields(given: Sequence[str]) -> dict[str, object]:

@@ -147,6 +147,7 @@ class Player:
         settings: dict[str, Any] = {knob.name: at[knob.name] for knob in changed if not knob.field}
         settings["config"] = tuple(f"{knob.name}={at[knob.name]}" for knob in changed if knob.field)
         settings["greedy"] = not sampled and bool(self.saved.model.generation_config.do_sample)
+        settings["num_beams"] = 1 if (self.saved.model.generation_config.num_beams or 1) > 1 else None  # text streams
         return GenerateOptions(prompt=(prompt,), **settings)
 
     def command(self, options: GenerateOptions) -> str:
