@@ -319,6 +319,7 @@ def test_tyro_refuses_words_that_are_no_options(
     [
         ("", {}),
         ("--top-k 5", {"top_k": 5, "do_sample": True}),
+        ("--top-k 0", {"top_k": 0, "do_sample": True}),
         ("--temperature 0.7 --top-p 0.9", {"temperature": 0.7, "top_p": 0.9, "do_sample": True}),
         ("--do-sample", {"do_sample": True}),
         ("--greedy", {"do_sample": False}),

@@ -140,6 +140,19 @@ def test_model_that_searches_with_beams_streams(player: Player, monkeypatch: pyt
     assert parsed(player.command(options)) == options
 
 
+@pytest.mark.parametrize(("own", "chosen"), [(0, 50), (None, 0), (5, 0)])
+def test_a_cut_can_be_set_and_switched_off(
+    player: Player, monkeypatch: pytest.MonkeyPatch, own: int | None, chosen: int
+) -> None:
+    monkeypatch.setattr(player.saved.model.generation_config, "top_k", own)
+    page = Player(player.saved)
+    [knob] = [knob for knob in page.knobs if knob.name == "top_k"]
+    assert (knob.own, knob.least) == (50 if own is None else own, 0)
+    for value, given in ((knob.own, {}), (chosen, {"top_k": chosen})):
+        options = page.options(PROMPT, settings(page, temperature=1.5, top_k=value))
+        assert options.generation() == {"do_sample": True, "temperature": 1.5} | given
+
+
 def test_text_grows_and_ends_where_it_is_stopped(player: Player) -> None:
     options = player.options(PROMPT, settings(player, temperature=0, max_new_tokens=60))
     whole = [*player.write(options, threading.Event())]

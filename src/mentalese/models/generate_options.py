@@ -23,7 +23,7 @@ class GenerateOptions:
         raw: continue the prompt as it is, without the tokenizer's chat template.
         max_new_tokens: new tokens per prompt; 0: only fill in masks.
         temperature: divides the logits before a token is drawn; above 0 (--greedy takes the most likely token).
-        top_k: draw from the K most likely tokens.
+        top_k: draw from the K most likely tokens; 0: from all tokens.
         top_p: draw from the most likely tokens, as many as add up to this probability.
         num_beams: search with this many beams; 1: without beams (not set: as in the model's own generation settings).
         do_sample: draw tokens; implied by temperature, top-k and top-p.
@@ -42,7 +42,7 @@ class GenerateOptions:
     raw: bool = False
     max_new_tokens: NonNegative = 100
     temperature: PositiveNumber | None = None
-    top_k: Positive | None = None
+    top_k: NonNegative | None = None
     top_p: Annotated[PositiveNumber, Field(le=1)] | None = None
     num_beams: Positive | None = None
     do_sample: bool = False

@@ -108,13 +108,13 @@ def sampling_knobs(saved: Saved) -> list[Knob]:
     room = (context_length(saved.model.config) or _MOST_TOKENS + 1) - 1
     most, default = min(room, _MOST_TOKENS), GenerateOptions.max_new_tokens
     sampled = float(settings.temperature or 1.0) if settings.do_sample else 0.0
-    top_p = float(settings.top_p or 1.0)
+    top_p, top_k = float(settings.top_p or 1.0), _TOP_K if settings.top_k is None else settings.top_k
     temperature = 0.0 if saved.answers else sampled or 0.8  # greedy texts repeat themselves
     return [
         Knob("max_new_tokens", "New tokens", "", default, 1, most, start=min(default, max(most // 2, 1))),
         Knob("temperature", "Temperature", "0: always the most likely token", sampled, 0, 2, 0.05, temperature),
         Knob("top_p", "Top-p", "the most likely tokens with this total probability", top_p, 0.05, 1, 0.05),
-        Knob("top_k", "Top-k", "only the K most likely tokens", settings.top_k or _TOP_K, 1),
+        Knob("top_k", "Top-k", "only the K most likely tokens; 0: all", top_k, 0),
         Knob("seed", "Seed", "the same seed gives the same text", GenerateOptions.seed, 0),
     ]
 
