@@ -302,6 +302,16 @@ def test_curves_are_read_by_pointer_and_by_keys(opened: Open) -> None:
     assert said.inner_text() == f"layer 5: {values[5]} nats"
 
 
+def test_steps_of_inference_count_from_zero(opened: Open) -> None:
+    trace = payloads.readings()
+    page = opened(page_html(page_of(trace)))
+    slider = page.get_by_label("ELBO")
+    slider.focus()
+    figure = page.locator("figure", has=slider)
+    assert figure.locator("output").inner_text() == "step 0: −900 nats"
+    assert figure.locator(".axis > span").all_inner_texts() == ["step 0", "15"]
+
+
 def test_axes_start_at_zero_or_say_that_they_are_cut(opened: Open) -> None:
     trace = payloads.readings()
     trace["curves"] |= {

@@ -1,5 +1,6 @@
 // -- curves -----------------------------------------------------------------------------------------------------------
 
+const FROM_ZERO = ["layer", "block", "step"]; // the first value of steps is before the first one
 const COUNTED = ["layer", "block", "pass", "thought", "turn"]; // what has no values in between
 
 /** The ends of an axis: zero is one of them, or within; unless the values would fill less than a fifth of it. Bars
@@ -41,7 +42,7 @@ function chart(curve, others) {
   const length = Math.max(curve.values.length, ...others.map(([, values]) => values.length));
   const asBars = length < 4 || (COUNTED.includes(curve.along) && length <= 24);
   const { low, high, cut } = axisOf(known, asBars);
-  const first = ["layer", "block"].includes(curve.along) ? 0 : 1, slot = asBars ? 100 / length : 0;
+  const first = FROM_ZERO.includes(curve.along) ? 0 : 1, slot = asBars ? 100 / length : 0;
   const at = (i) => asBars ? slot * (i + 0.5) : 100 * i / Math.max(1, length - 1);
   const up = (value) => 100 * (high - value) / (high - low);
   const hair = make("path.hair"), output = make("output");
