@@ -512,6 +512,13 @@ def test_the_command_writes_a_page(
     assert len(page["traces"][0]["curves"]["elbo"]["values"]) == 2
 
 
+def test_text_of_a_file_lacks_its_final_newline(runs: dict[str, Path], tmp_path: Path) -> None:
+    file, out = tmp_path / "text.txt", tmp_path / "think.html"
+    file.write_text(f"{TEXT}\n\n")
+    assert cli.main(["think", str(runs["gpt2"]), "--file", str(file), "--out", str(out)]) == 0
+    assert inside(out.read_text())["text"] == f"{TEXT}\n"
+
+
 @pytest.mark.parametrize("name", ["thought_gestalt", "latent_thought"])
 def test_a_model_is_shown_beside_itself_without_its_thoughts(
     name: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

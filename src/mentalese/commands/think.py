@@ -52,6 +52,7 @@ def run(options: Options) -> None:
     text = given_text(options.text, options.file)
     if text is None:
         raise InputError("--text and --file are missing: use one of them")
+    text = text if options.file is None else text.removesuffix("\n")  # the end of the file's last line
     if not text.strip():
         raise InputError(f"--{'text' if options.file is None else 'file'} is empty: use a text with at least one word")
     from mentalese.files import check_place, write_text
