@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 import mentalese
 from mentalese import Recipe, cli
 from mentalese.data.layouts import Layout, Marked, Packed, PerDocument, QuestionAnswer, SentenceStreams
+from mentalese.data.prompts import PromptEncoder
 from mentalese.data.store import open_store, prepare
 from mentalese.data.tokenizers import (
     add_markers,
@@ -185,6 +186,18 @@ def test_a_message_is_tokenized_as_in_its_chat(turn: str, space: str, base: Path
     saved = mentalese.load(base)
     expected = tokenizer.apply_chat_template([{"role": "user", "content": QUESTION}], return_dict=False)
     assert saved.encode(QUESTION)["input_ids"][0].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["llama_3"])
+@pytest.mark.parametrize("filter_of", ["", " | trim"])
+def test_message_is_trimmed_if_its_template_trims(filter_of: str, base: Path) -> None:
+    tokenizer, text = AutoTokenizer.from_pretrained(base), f" \n{QUESTION} \n"
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content']" + filter_of + " }}!{% endfor %}"
+    tokenizer.save_pretrained(base)
+    expected = tokenizer.apply_chat_template([{"role": "user", "content": text}], return_dict=False)
+    assert mentalese.load(base).encode(text)["input_ids"][0].tolist() == expected
+    spans = [span for span in PromptEncoder(tokenizer, DataConfig()).message(text).spans if span is not None]
+    assert "".join(text[start:end] for start, end in spans) == (text.strip() if filter_of else text)
 
 
 @pytest.mark.parametrize("kind", ["gpt_2"])

@@ -119,8 +119,11 @@ class PromptEncoder:
     def message(self, text: str) -> TextRow:
         """Encode a user's message, up to where the assistant begins; only with a chat template."""
         assert self.turn is not None
-        before, after, continues = self.turn
-        return TextRow.of_markers(*before) + self.text(text, continues=continues) + TextRow.of_markers(*after)
+        before, after, continues, trims = self.turn
+        start = len(text) - len(text.lstrip()) if trims else 0
+        row = self.text(text.strip() if trims else text, continues=continues)
+        said = TextRow((index, span and (start + span[0], start + span[1])) for index, span in row)
+        return TextRow.of_markers(*before) + said + TextRow.of_markers(*after)
 
     def question(self, text: str) -> TextRow:
         """Encode a question on a separate line, after the `known` characters, which are not changed.

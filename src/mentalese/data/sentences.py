@@ -14,7 +14,7 @@ import numpy as np
 
 from mentalese.data.config import DataConfig
 from mentalese.data.documents import Document, Kind
-from mentalese.data.tokenizers import beginning, continuing, corpus_encoder, special_token_ids, user_turn
+from mentalese.data.tokenizers import Turn, beginning, continuing, corpus_encoder, special_token_ids, user_turn
 from mentalese.errors import InputError, nearest
 from mentalese.install import install_command
 
@@ -123,7 +123,7 @@ class SentenceEncoder:
         self.split, _ = open_splitter(data.sentences)
         self.kind, self.minimum = kind, data.min_sentence_tokens
         turn = user_turn(tokenizer) if kind == "records" else None
-        self.first, self.asked, self.continues = turn or (beginning(tokenizer), list[int](), False)
+        self.first, self.asked, self.continues, _ = turn or Turn(beginning(tokenizer), [], False, False)
         self.end = special_token_ids(tokenizer, sentences=False)["eos_token_id"]
         # A document's first sentence includes the tokens that the tokenizer puts before a text.
         self.cap = max(self.minimum, data.max_sentence_tokens - len(self.first))

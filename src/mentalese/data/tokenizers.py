@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -145,12 +146,14 @@ def encoding_of(tokens: list[str], **columns: object) -> Encoding:
 class Turn(NamedTuple):
     """The token ids around a user's message, from the start of a chat to where the assistant begins.
 
-    `continues`: the message has no space before it of those that SentencePiece puts before a text.
+    `continues`: the message has no space before it of those that SentencePiece puts before a text. `trims`: the
+    template removes white space around the message.
     """
 
     before: list[int]
     after: list[int]
     continues: bool
+    trims: bool
 
 
 def base_chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -180,11 +183,9 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
     template = base_chat_template(tokenizer)
     if template is None:
         return None
-    message = [{"role": "user", "content": _MESSAGE}]
+    chat = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False, add_generation_prompt=True)
     try:
-        text = str(
-            tokenizer.apply_chat_template(message, chat_template=template, tokenize=False, add_generation_prompt=True)
-        )
+        text, spaced = (str(chat([{"role": "user", "content": said}])) for said in (_MESSAGE, f" {_MESSAGE}\n"))
     except Exception as error:  # a template is a program
         raise InputError(f"the tokenizer's chat template refuses a question ({error}): remove or mend it") from error
     before, found, after = text.partition(_MESSAGE)
@@ -200,8 +201,8 @@ def user_turn(tokenizer: PreTrainedTokenizerBase) -> Turn | None:
     for start, by in ((before.removesuffix(" "), backend), (before, later), (before, backend)):
         opening = encoded(backend, start)
         if opening + encoded(by, _MESSAGE) + ending == whole:
-            return Turn(opening, ending, by is not backend)
-    return Turn(encoded(backend, before), ending, later is not backend)
+            return Turn(opening, ending, by is not backend, spaced == text)
+    return Turn(encoded(backend, before), ending, later is not backend, spaced == text)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
