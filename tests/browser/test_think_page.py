@@ -171,6 +171,16 @@ def test_sentence_highlights_what_it_reads_in_list_and_text(opened: Open) -> Non
     assert "reads 1 (100%)" in text_of(page, "main > [aria-live]")
 
 
+def test_influence_below_zero_has_its_sign_and_its_arc(opened: Open) -> None:
+    trace = payloads.sentences()
+    trace["links"]["memory"] |= {"unit": "nats", "edges": [[4, 1, -0.5], [4, 2, 0.25]]}
+    page = opened(page_html(page_of(trace)))
+    page.locator(".links li").nth(4).focus()
+    assert text_of(page, "main > [aria-live]") == "5: reads 2 (−0.5 nats), 3 (0.25 nats)"
+    widths = "nodes => nodes.map((node) => +node.style.getPropertyValue('--w'))"
+    assert page.locator(".arcs .picked .reads").evaluate_all(widths) == [1, 0.5]
+
+
 def test_streams_tell_their_weight_and_where_they_come_from(opened: Open) -> None:
     trace = payloads.bubbles()
     page = opened(page_html(page_of(trace)))

@@ -382,6 +382,13 @@ def test_links_are_the_strongest_between_different_thoughts() -> None:
     assert drawn["links"]["memory"]["edges"] == [[1, 0, 0.2], [1, 2, 0.1], [2, 1, 0.4], [2, 0, 0.3]]
 
 
+def test_links_below_zero_keep_their_sign() -> None:
+    link = torch.tensor([[0.0, 0.0, 0.0], [-0.5, 0.0, -0.005], [0.1, -0.3, 0.0]])
+    thoughts = [Thought(torch.zeros(1), i, i + 1) for i in range(3)]
+    found = ThoughtTrace(torch.arange(3), thoughts=thoughts, links={INFLUENCE: link}, model="gpt2")
+    assert payload([found])["traces"][0]["links"][INFLUENCE]["edges"] == [[1, 0, -0.5], [2, 1, -0.3], [2, 0, 0.1]]
+
+
 def test_a_gain_is_of_the_tokens_that_both_read(runs: dict[str, Path], tokenizer: PreTrainedTokenizerFast) -> None:
     page = inside(think_page(load(runs["thought_gestalt"]), TEXT, against=load(runs["gpt2"])))
     own, other = page["traces"]

@@ -172,16 +172,17 @@ def _at_places(trace: ThoughtTrace, name: str) -> Tensor:
 
 
 def _edges(link: Tensor) -> list[list[float]]:
-    """Return [i, j, weight] of the strongest links between different thoughts."""
+    """Return [i, j, weight] of the strongest links between different thoughts, whatever their sign."""
     link = link.float().clone().fill_diagonal_(0)
     if not len(link):
         return []
-    weights, others = link.topk(min(_LINKS, len(link)))
+    others = link.abs().topk(min(_LINKS, len(link))).indices
+    weights = link.gather(1, others)
     return [
         [i, j, _rounded(weight) or 0.0]
         for i, pairs in enumerate(zip(others.tolist(), weights.tolist()))
         for j, weight in zip(*pairs)
-        if weight >= _WEAKEST
+        if abs(weight) >= _WEAKEST
     ]
 
 

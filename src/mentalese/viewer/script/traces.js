@@ -14,16 +14,16 @@ function prepare(trace) {
   trace.thoughts.forEach(({ start, end }, i) => {
     if (end - start < length) for (let t = start; t < end; t++) trace.of[t].push(i);
   });
-  trace.reads = {}; // link -> thought -> [[thought, weight, width], ...], sorted by weight; a full width is 1
+  trace.reads = {}; // link -> thought -> [[thought, weight, width], ...], widest first; a full width is 1
   trace.readBy = {};
   for (const [key, { edges, unit }] of Object.entries(trace.links)) {
-    const most = unit === "share" ? 1 : Math.max(...edges.map(([, , weight]) => weight));
+    const most = unit === "share" ? 1 : Math.max(...edges.map(([, , weight]) => Math.abs(weight)));
     const lists = [trace.reads[key], trace.readBy[key]] = range(2).map(() => trace.thoughts.map(() => []));
     for (const [i, j, weight] of edges) {
-      lists[0][i].push([j, weight, weight / most]);
-      lists[1][j].push([i, weight, weight / most]);
+      lists[0][i].push([j, weight, Math.abs(weight) / most]);
+      lists[1][j].push([i, weight, Math.abs(weight) / most]);
     }
-    for (const list of lists.flat()) list.sort((a, b) => b[1] - a[1]);
+    for (const list of lists.flat()) list.sort((a, b) => b[2] - a[2]);
   }
 }
 
