@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with stop_signals() as signals, signals.at_once():  # so that incomplete files are removed
             _run(words)
-            sys.stdout.flush()  # here errors of writing end in a sentence
+            _flush()  # here errors of writing end in a sentence
     except SystemExit as stop:
         return int(stop.code or 0)
     except InputError as error:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         try:
-            sys.stdout.flush()
+            _flush()
         except OSError:
             _drop_output()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENAMETOOLONG):
@@ -62,6 +62,11 @@ def _run(words: list[str]) -> None:
             module.run_words(words[1:])
         else:
             module.run(read_options(options, words[1:], words[0]))
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # closed from the start
+        sys.stdout.flush()
 
 
 def _drop_output() -> None:

@@ -363,7 +363,9 @@ def test_what_ends_a_run_is_said_without_a_traceback(
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no /dev/full")
-@pytest.mark.parametrize(("target", "code", "says"), [("> /dev/full", 2, "No space left on device"), ("| true", 0, "")])
+@pytest.mark.parametrize(
+    ("target", "code", "says"), [("> /dev/full", 2, "No space left"), ("| true", 0, ""), (">&-", 0, "")]
+)
 def test_output_that_cannot_be_written_ends_in_a_sentence(target: str, code: int, says: str) -> None:
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = f"set -o pipefail; {sys.executable} -m mentalese models {target}"

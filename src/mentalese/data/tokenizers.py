@@ -302,7 +302,9 @@ def load_pretrained_tokenizer(path: str, *, check: bool = True) -> PreTrainedTok
         name = str(folder)
         names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
         if "tokenizer.json" not in names and {"adapter_config.json", RECORD} <= names:
-            return load_pretrained_tokenizer(read_json(folder / RECORD)["recipe"]["train"]["init"])
+            about = read_json(folder / RECORD)
+            if base := about.get("recipe", {}).get("train", {}).get("init"):
+                return load_pretrained_tokenizer(base)
         if "tokenizer.json" not in names and {"vocab.json", "merges.txt"} <= names:
             return GPT2Tokenizer.from_pretrained(folder)
         if not names & {"tokenizer.json", "tokenizer_config.json"}:
