@@ -10,7 +10,7 @@ import importlib
 import re
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,6 @@ _Field = tuple[str, Any, Any]  # a field of a dataclass to make: its name, type 
 _ABOUT = "Language models that think in latent space. `mentalese COMMAND --help` shows the options of a command, and "
 _ABOUT += "`mentalese train RECIPE --help` those of a recipe."
 _SHORT = {"data.source": "--data", "train.seed": "--seed"}
-_OPTION = re.compile(r"--[A-Za-z][\w.-]*(=|$)")
 _SETTING = re.compile(r"[A-Za-z_]\w*(\.[\w-]+)+=.*", re.DOTALL)
 
 
@@ -80,17 +79,27 @@ def _read(options: type[T], more: Sequence[_Field], words: Sequence[str], comman
     arguments: Any = dataclasses.make_dataclass(
         "Options", more, bases=(options,), namespace=unchecked, kw_only=True, frozen=True
     )
-    _check_once(words)
+    _check_lists(arguments, words)
     parsed = tyro.cli(arguments, prog=f"mentalese {command}", args=words)
     names = {field.name for field in dataclasses.fields(arguments)} - {name for name, _, _ in more}
     return options(**{name: getattr(parsed, name) for name in names}), parsed
 
 
-def _check_once(words: Sequence[str]) -> None:
-    """Raise `InputError` for an option that is given twice, of which only the last one would count."""
-    options = Counter(_flag(word.partition("=")[0]) for word in words if _OPTION.match(word))
-    for option in (option for option, count in options.items() if count > 1):
-        raise InputError(f"{option} is given {options[option]} times: write it once; values of a list follow it")
+def _check_lists(arguments: type, words: Sequence[str]) -> None:
+    """Raise `InputError` for an option of a list that is given twice, of which only the last one would count."""
+    given = Counter(_flag(word.partition("=")[0]) for word in words if word.startswith("--"))
+    for option in _list_options(arguments, "--"):
+        if given[option] > 1:
+            raise InputError(f"{option} is given {given[option]} times: write it once, and all values after it")
+
+
+def _list_options(arguments: type, prefix: str) -> Iterator[str]:
+    """Yield the options that take several values, also those in sections of a recipe."""
+    for name, hint in typing.get_type_hints(arguments).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _list_options(typing.cast(type, hint), f"{prefix}{name}.")
+        elif any(typing.get_origin(kind) is tuple for kind in members(hint)):
+            yield _flag(f"{prefix}{name}")
 
 
 def is_setting(word: str) -> bool:
