@@ -74,16 +74,20 @@ def gguf_folder(path: str | Path) -> Path | None:
     file = Path(str(path).removeprefix(GGUF)).expanduser()
     if not file.is_file():
         raise InputError(f"{path}: {file} does not exist: use gguf:FILE with a file in GGUF")
-    about = file.stat()
-    folder = cached_models() / f"{file.stem}-{_digest(file.absolute(), about.st_size, about.st_mtime_ns)[:16]}"
+    folder = cached_models() / f"{file.stem}-{weights_digest(file)[:16]}"
     if not folder.exists():
         convert(file, folder)
     return folder
 
 
+def weights_digest(file: Path) -> str:
+    """Return the SHA-256 of a large file, which is read again only if its size or time has changed."""
+    about = file.stat()
+    return _digest(file.absolute(), about.st_size, about.st_mtime_ns)
+
+
 @cache
 def _digest(file: Path, _size: int, _modified: int) -> str:
-    """Return the SHA-256 of a file, which is read again only if its size or time has changed."""
     return sha256(file)
 
 

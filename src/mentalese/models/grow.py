@@ -20,7 +20,7 @@ from mentalese.data.builtin import stdlib
 from mentalese.data.layouts import Packed, layout_class
 from mentalese.data.tokenizers import LATENT_MARKERS, MARKERS, add_markers, load_pretrained_tokenizer
 from mentalese.errors import InputError, require
-from mentalese.files import RECORD, JsonObject, check_files, check_folder_place, checksum, read_json, sha256, write_json
+from mentalese.files import RECORD, JsonObject, check_files, check_folder_place, checksum, read_json, write_json
 from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, class_of
 from mentalese.models.build import build_model, context_length
@@ -29,7 +29,7 @@ from mentalese.models.config import LatentThoughtConfig
 from mentalese.models.generation import ends
 from mentalese.models.lora import WEIGHTS, add_adapters, load_adapter, merged_weights
 from mentalese.models.places import places
-from mentalese.packaged import cached_models
+from mentalese.packaged import cached_models, weights_digest
 from mentalese.recipe import Recipe
 from mentalese.recipe_files import HERE
 from mentalese.registry import families, load
@@ -88,7 +88,7 @@ def whole_model(folder: Path) -> Path:
     base = recipe.train.init or ""
     require(bool(base), "train.init", base, f"the recipe in {folder} names no base; copy the folder again")
     of_base = () if base.startswith("hub:") else sorted(model_folder(base).glob("*.safetensors"))
-    parts = [recipe.to_dict(), *map(sha256, (folder / WEIGHTS, *of_base))]
+    parts = [recipe.to_dict(), *map(weights_digest, (folder / WEIGHTS, *of_base))]  # a model is opened in several steps
     out = cached_models() / f"{folder.name}-{checksum({'parts': parts})[:16]}"
     if not out.exists():
         tokenizer = add_markers(load_pretrained_tokenizer(base), latents=recipe.layout.questions)
