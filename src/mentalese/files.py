@@ -61,7 +61,8 @@ def check_place(out: Path | None, name: str, *inputs: str | Path | None) -> None
     require(writable, name, text, "its folder cannot be written, use another one")
     require(not place.is_dir(), name, text, "that is a folder, use a file in it")
     require(not belongs, name, text, "it belongs to the run or model in that folder: use another name")
-    for read in (Path(os.path.realpath(str(given).removeprefix("file:"))) for given in inputs if given is not None):
+    for given in (given for given in inputs if given is not None):
+        read = Path(os.path.realpath(Path(str(given).removeprefix("file:")).expanduser()))
         is_read = place.is_file() and (place == read or read in place.parents)
         require(not is_read, name, text, "that file is read: use another name")
     return None

@@ -71,6 +71,18 @@ def test_a_full_device_is_refused_and_stays_a_device(tmp_path: Path) -> None:
     assert not list(Path("/dev").glob(".full*"))
 
 
+def test_a_file_that_is_read_is_known_by_each_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").touch()
+    (tmp_path / "link.txt").symlink_to("text.txt")
+    for name in ("file:~/text.txt", "file:text.txt", "link.txt", f"file:{tmp_path}"):
+        with pytest.raises(InputError, match="that file is read: use another name"):
+            check_place(tmp_path / "text.txt", "--out", name)
+    check_place(tmp_path / "new.txt", "--out", f"file:{tmp_path}")
+    check_place(tmp_path / "text.txt", "--out", "builtin:stdlib", None)
+
+
 def test_a_link_stays_and_its_file_is_written(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     for number, target in enumerate(("real/there.json", "real/new.json")):

@@ -40,11 +40,13 @@ def first_weights(recipe: Recipe) -> dict[str, str]:
     starts = (("init_weights", recipe.train.init, "weights"), ("adapter_weights", recipe.train.adapter, "adapter"))
     hashes = {}
     for name, path, kind in starts:
-        if path is not None and is_checkpoint(path):
-            hashes[name] = sha256(Path(path) / "checksums.json")
+        if path is None:
             continue
-        about = {} if path is None else saved_about(path)
-        if files := about.get(kind) or about.get("weights"):  # earlier versions noted no adapter
+        about = saved_about(path)
+        files = about.get(kind) or about.get("weights")  # earlier versions noted no adapter
+        if is_checkpoint(path):
+            hashes[name] = sha256(Path(path) / "checksums.json")
+        elif files:
             hashes[name] = checksum(files)
     return hashes
 
