@@ -48,8 +48,11 @@ def questions(name: str, spec: str, model: Model, epochs: float, answer_tokens: 
     )
 
 
-def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
-    """Return ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers."""
+def reasoning(recipe: Recipe, curriculum: Curriculum, loop_delay: int = 0) -> tuple[Method, ...]:
+    """Return ways to learn the steps of questions, for a decoder too shallow to do without; and loops of its layers.
+
+    Loops learn written steps later than other decoders: their curriculum leaves all steps for `loop_delay` more epochs.
+    """
     task = recipe.name
 
     def made(method: str, recipe: Recipe = recipe, **fields: object) -> Recipe:
@@ -82,6 +85,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
     # The layers are the block: with layers before and after it, a looped model would have more than the others.
     # Steps are removed one by one for them too: from only the answers they learn a constant.
     answering = replace(made("no-thoughts"), name=task)
+    delayed = tuple(replace(phase, start=phase.start + loop_delay) for phase in answering.phases)
     looping = looped(recipe.model, 4, prelude_layers=0, coda_layers=0)
     turns = {
         "": ("the layers four times", looping),
@@ -101,7 +105,7 @@ def reasoning(recipe: Recipe, curriculum: Curriculum) -> tuple[Method, ...]:
         way("no-thoughts", "control", "coconut"),
         way("cot", "other", "cot"),
         way("icot", "other", "icot"),
-        *compared(answering, "looped", turns),
+        *compared(replace(answering, phases=delayed), "looped", turns),
     )
 
 
@@ -164,7 +168,7 @@ def expressions(size: float) -> SuiteTask:
         "constant": ("constant scores", removed(turning)),
     }
     methods = (
-        *reasoning(recipe, curriculum),
+        *reasoning(recipe, curriculum, loop_delay=2),
         *compared(thoughtless, "thoughtbubbles", forks),
         other(thoughtless, "thoughtbubbles-copy3", "three copies of every token", copied(regular, 3)),
         other(thoughtless, "thoughtbubbles-deeper", "six layers", deeper(regular, 2)),
