@@ -147,6 +147,11 @@ def test_nothing_of_a_step_outlives_it(mode: str, trained: bool, kept: list[Stor
         ({"model_type": "gpt_neo"}, "'gpt_neo': it does not attend in full"),
         ({"model_type": "mpt"}, "'mpt': it does not attend in full|'mpt'"),
         ({"model_type": "mamba"}, "'mamba': it has no attention"),
+        (
+            {"model_type": "llama"} | SIZES | {"num_key_value_heads": 3},
+            "num_key_value_heads is 3: set a divisor",
+        ),
+        ({"model_type": "llama"} | SIZES | {"num_key_value_heads": 0}, "backbone.num_key_value_heads is 0: set 1 or"),
     ],
 )
 def test_a_backbone_that_counts_columns_is_refused(backbone: dict[str, Any], says: str) -> None:

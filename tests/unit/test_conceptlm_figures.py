@@ -140,6 +140,9 @@ def test_incomparable_runs_and_missing_perplexity_are_refused(tmp_path: Path) ->
     own = finished(tmp_path, "own", "conceptlm", 11, [9, 4])
     written = draw("shares", plain, own, out=tmp_path / "shares.svg")
     assert [written[axis]["share"] for axis in ("tokens", "flops", "parameters")] == [None] * 3
+    assert "perplexity is not reached" in (tmp_path / "shares.svg").read_text()
+    draw("shares", plain, finished(tmp_path, "better", "conceptlm", 11, [2, 1]), out=tmp_path / "shares.svg")
+    assert "is reached before the first validation" in (tmp_path / "shares.svg").read_text()
     other = finished(tmp_path, "other", "conceptlm", 11, [9, 4], text="another")
     mtp = finished(tmp_path, "mtp", "mtp", 12, [9, 2])
     context = finished(tmp_path, "context", "conceptlm", 12, [9, 2], codebook=None)

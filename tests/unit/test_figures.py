@@ -126,7 +126,7 @@ def result(
             {"step": 2, "tokens": 1000, "loss": 6.0},
             {"step": 2, "tokens": 1000, "validation_perplexity": 400.0},
         ],
-        "config": {"data": {"train_tokens": tokens}, "baseline": baseline},
+        "config": {"data": {"train_tokens": tokens}, "baseline": baseline, "model": {"model_type": "x"}},
     }
     path.write_text(json.dumps(content))
     return path
@@ -178,17 +178,36 @@ def test_sizes_are_parameters_where_those_vary(tmp_path: Path) -> None:
     assert all(m["value"] > 1 for m in written["models"]["thought_gestalt"]["multipliers"])
 
 
+def test_methods_of_a_suites_tasks_have_laws_of_their_own(tmp_path: Path) -> None:
+    sizes = {"table2-340k": 340_000, "table2-1.3m": 1_300_000}
+    paths = [
+        result(tmp_path, f"{task}/{method}", factor * 50 / size**0.1, tokens=None, parameters=size)
+        for task, size in sizes.items()
+        for method, factor in (("gpt2", 1.0), ("thought_gestalt", 0.9))
+    ]
+    written = draw("thought_gestalt/scaling", *paths, out=tmp_path / "scaling.svg")
+    assert list(written["models"]) == ["gpt2", "thought_gestalt"]
+    assert [[point["N"] for point in model["points"]] for model in written["models"].values()] == [
+        [*sizes.values()]
+    ] * 2
+
+
 def test_runs_that_show_no_law_are_refused(tmp_path: Path) -> None:
     small = result(tmp_path, "gpt2/a", 100, tokens=1000, parameters=10)
     more_text = result(tmp_path, "gpt2/b", 90, tokens=2000, parameters=10)
     larger = result(tmp_path, "gpt2/c", 80, tokens=1000, parameters=20)
     single = result(tmp_path, "llama/a", 80, tokens=1000, parameters=10)
     unknown = result(tmp_path, "gpt2/d", 80, tokens=None, parameters=10)
+    control = result(tmp_path, "gpt2/f", 80, tokens=2000, parameters=10)
+    content = json.loads(control.read_text())
+    content["config"]["model"]["thought_control"] = "removed"
+    control.write_text(json.dumps(content))
     other_tokens = result(tmp_path, "gpt2/e", 80, tokens=2000, parameters=10)
     content = json.loads(other_tokens.read_text())
     other_tokens.write_text(json.dumps(content | {"test": content["test"] | {"tokens": 169_639, "bytes": 636_024}}))
     for paths, says in (
         ([small, other_tokens], "were tested on different tokens"),
+        ([small, control], "its model is of another kind than other runs of gpt2"),
         ([small], "all sizes are the same"),
         ([small, more_text, larger], "both training tokens and parameters vary"),
         ([small, more_text, single], "llama: sizes is"),

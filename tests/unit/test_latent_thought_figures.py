@@ -119,14 +119,17 @@ def test_perplexity_is_drawn_by_fast_steps_tokens_and_flops(tmp_path: Path) -> N
         (96, 64, 5.0),
         (0, None, 10.0),
     ]
-    kinds = [{}, {"inference": "langevin"}, {"inference": "amortised"}, {"shared_latents": True}]
+    kinds: list[dict[str, Any]] = [{}, {"inference": "langevin"}, {"inference": "amortised"}, {"shared_latents": True}]
+    kinds += [{"slow_grad": "accumulate"}, {"thought_control": "removed", "hidden_size": 32}]
     others = [finished(tmp_path / f"{i}.json", [9.0], **kind) for i, kind in enumerate(kinds)]
     found_others = draw("scaling", *others, out=tmp_path / "scaling.svg")["runs"]
     assert [(run["model"], run["fast_steps"]) for run in found_others] == [
-        ("6 layers, N_z 24", 16),
-        ("6 layers, N_z 24, Langevin", 16),
-        ("6 layers, N_z 24, VAE", None),
-        ("6 layers, N_z 24, shared", 16),
+        ("6 layers of 64, N_z 24", 16),
+        ("6 layers of 64, N_z 24, Langevin", 16),
+        ("6 layers of 64, N_z 24, VAE", None),
+        ("6 layers of 64, N_z 24, shared", 16),
+        ("6 layers of 64, N_z 24, accumulate", 16),
+        ("6 layers of 32, N_z 24, removed", 16),
     ]
     assert found[0]["curve"] == {"tokens": [100, 200], "flops": [1000, 2000], "perplexity": [9.0, 6.0]}
     with pytest.raises(InputError, match=r"other.json.*another text than .*a.json"):

@@ -156,6 +156,8 @@ def test_a_latent_of_composition_stands_for_a_running_product(tmp_path: Path) ->
     for latent, shares in enumerate(model["answers"]):
         assert max(range(len(shares)), key=shares.__getitem__) == latent + 1
         assert shares[latent + 1] > 0.55 > 2 * sorted(shares)[-2]
+    with pytest.raises(InputError, match="documents is 2: too few of the longest questions have another one"):
+        write_figure("coconut/products", ["models:coconut-composition"], tmp_path / "y.svg", documents=2)
 
 
 @pytest.mark.slow
@@ -174,5 +176,10 @@ def test_the_sentence_that_has_the_answer_stands_out(tmp_path: Path) -> None:
 def test_figures_of_other_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the figure coconut/products needs composition, use --data builtin:"):
         write_figure("coconut/products", ["models:sim-cot-reachability"], tmp_path / "x.svg", documents=10)
+    source = "builtin:recall:keys=1,key_words=1,distance=1"
+    with pytest.raises(InputError, match=r"has no questions of builtin:recall after two sentences"):
+        write_figure(
+            "thought_gestalt/recall", ["models:thought_gestalt-recall"], tmp_path / "x.svg", source=source, documents=6
+        )
     with pytest.raises(InputError, match=r"has no questions of builtin:recall"):
         write_figure("thought_gestalt/recall", ["models:thought_gestalt-families"], tmp_path / "x.svg", documents=3)

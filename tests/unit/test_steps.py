@@ -106,6 +106,13 @@ def test_a_step_decoder_explains_own_latents_under_a_control() -> None:
     assert not torch.isclose(other["ntp"], own["ntp"])
 
 
+def test_a_step_beyond_the_backbones_positions_is_refused() -> None:
+    text = batch()
+    text["steps"] = torch.full((len(text["steps"]), 64), 40)
+    with pytest.raises(InputError, match="written step with its latents is 65: the backbone reads at most 64"):
+        made().training_loss(text)
+
+
 def test_steps_train_what_makes_their_latents() -> None:
     """Without labels the step loss alone reaches the backbone, through the latents."""
     model = made()

@@ -153,6 +153,7 @@ def test_vector_comes_from_layer_seven_of_twelve() -> None:
         ({"layer_norm_eps": 0.0}, r"layer_norm_eps is 0.0: "),
         ({"next_vector_weight": -1.0}, r"next_vector_weight is -1.0: "),
         ({"memory": "none", "next_vector_weight": 0.5}, r"next_vector_weight is 0.5: memory 'none' has no vectors"),
+        ({"num_hidden_layers": 1, "context_seeding": False}, r"num_hidden_layers is 1: .* in every second layer"),
         ({"layers_per_turn": 5}, r"layers_per_turn is 5: set a divisor of num_hidden_layers \(12\), or None"),
         ({"layers_per_turn": 3}, r"layers_per_turn is 3: attention_layout 'alternate' has layers in pairs"),
         ({"memory_sise": 3}, r"memory_sise: no such field; did you mean 'memory_size'"),

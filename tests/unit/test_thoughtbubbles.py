@@ -654,6 +654,7 @@ def test_scores_stay_in_float32_under_bf16() -> None:
     ("fields", "message"),
     [
         ({"budget": 0.5}, "budget is 0.5: "),
+        ({"budget": 1e300}, r"budget is 1e\+300: "),
         ({"layers_per_turn": 2}, r"layers_per_turn is 2: set a divisor of num_hidden_layers \(5\), or None"),
         ({"fork_layers": (1, 5)}, r"fork_layers is \(1, 5\): set 0-based blocks below num_hidden_layers \(5\)"),
         ({"fork_layers": (2, 1)}, "in rising order"),

@@ -124,7 +124,12 @@ def test_runs_of_an_approach_are_a_line_over_sizes(tmp_path: Path) -> None:
     more = result(tmp_path / "h.json", "one", 200, 24.0, selection="causal", fork_layers=[1, 3])
     assert list(draw("sizes", runs[0], more, out=tmp_path / "sizes.svg")["texts"]["one"]) == [
         "kappa = 2L, forks before 3",
-        "kappa = 2L, causal, forks before 1 3",
+        "kappa = 2L, selection causal, forks before 1 3",
+    ]
+    looped = result(tmp_path / "i.json", "one", 200, 24.0, score_scale="model", layers_per_turn=2, **forks)
+    assert list(draw("sizes", runs[0], looped, out=tmp_path / "sizes.svg")["texts"]["one"]) == [
+        "kappa = 2L",
+        "kappa = 2L, score_scale model, layers_per_turn 2",
     ]
     with pytest.raises(InputError, match="use runs of Thoughtbubbles"):
         draw("sizes", result(tmp_path / "f.json", "one", 1, 1.0, model_type="gpt2"), out=tmp_path / "no.svg")
@@ -190,7 +195,7 @@ def test_windows_stay_within_what_is_scored_in_one_piece() -> None:
     scored = np.array([0, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1], dtype=bool)
     windows, piece = _windows(scored)
     assert windows.tolist() == [[1, 2, 3, 4], [10, 11, 12, 13], [14, 15, 16, 17]]
-    assert piece.tolist() == [0, 2, 2]
+    assert piece.tolist() == [0, 1, 1], "a stretch without a window is not counted"
 
 
 def test_rank_correlation_shares_places_among_equals() -> None:

@@ -21,7 +21,7 @@ from mentalese.values import checked
 MOST_TENSORS = 50_000
 """Tensors of weights that a model may have: a step runs several kernels for each tensor."""
 _SIZES = {"hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size"}
-_SIZES |= {"intermediate_size", "n_inner"}
+_SIZES |= {"intermediate_size", "n_inner", "num_key_value_heads"}
 """Sizes that most configs have, under these or other names."""
 
 
@@ -196,6 +196,9 @@ def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
     has_heads = all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     require(has_heads, field, kind, "it has no attention, use one that has (gpt2, llama)")
+    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+    remedy = f"set a divisor of num_attention_heads ({heads})"
+    require(keys is None or heads % keys == 0, f"{where}.num_key_value_heads", keys, remedy)
     is_mixed = any(hasattr(config, name) for name in ("layers_block_type", "block_types"))
     require(not is_mixed, field, kind, "some layers are not attention, use another (gpt2, llama)")
     is_only_decoder = not (config.is_encoder_decoder or reads_later_tokens(config))

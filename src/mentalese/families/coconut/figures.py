@@ -517,11 +517,14 @@ def products(paths: list[str], *, source: str | None = None, documents: int = AN
     the share of one product among all.
     """
     models = [_open(path, source, documents) for path in paths]
+    models = [m.scored_by(batch_size=max(2, m.evaluation.batch_size)) for m in models]  # latents change places in them
     picture, (panels,) = canvas(1, len(models), 1 + 3.6 * len(models), 3.0)
     numbers: Numbers = {"split": _part(models[0], "test"), "models": []}
     for panel, saved, label in zip(panels, models, model_names(paths)):
         chances, counts = _answers_by_product(saved)
         latents, moves = chances.shape
+        remedy = "too few of the longest questions have another one in their batch, use more documents"
+        require(bool(counts.all()), "the figure's documents", documents, remedy)
         texts = [[f"{share:.0%}" for share in row] for row in chances]
         names = [str(i + 1) for i in range(latents)], [str(i + 1) for i in range(moves)]
         _cells(panel, chances, texts, names, [np.array([0.0, 1.0])])

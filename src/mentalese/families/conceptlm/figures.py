@@ -100,9 +100,10 @@ def shares(paths: list[str]) -> Drawing:
     """Return the shares of tokens, FLOPs and parameters with which ConceptLM reaches the largest plain decoder.
 
     Tokens and FLOPs are counted until the validation perplexity of the largest ConceptLM first equals the decoder's
-    best. Parameters (non-embedding) are the size at which the final perplexity of ConceptLMs equals it. Both are
-    interpolated between logarithms; `null` if not reached. A decaying learning rate makes the first two shares too
-    large, because the decoder's best is annealed and the perplexities compared with it are not.
+    best. Parameters (non-embedding) are the size at which the best perplexity of ConceptLMs equals it. Both are
+    interpolated between logarithms; `null` if not reached, or reached from the first validation or the smallest size
+    on. A decaying learning rate makes the first two shares too large, because the decoder's best is annealed and the
+    perplexities compared with it are not.
     """
 
     def size(result: Numbers) -> int:
@@ -146,7 +147,9 @@ def shares(paths: list[str]) -> Drawing:
         count_axis(panel.xaxis, unit)
         panel.legend()
     stated = [f"{axis} {needed / whole:.0%}" for axis, (needed, whole) in reached.items() if needed is not None]
-    footnote(picture, f"the decoder's perplexity needs of its {', '.join(stated)}" if stated else "it is not reached")
+    otherwise = "reached before the first validation" if scores[0] <= target else "not reached"
+    sentence = f"needs of its {', '.join(stated)}" if stated else f"is {otherwise}"
+    footnote(picture, f"the decoder's perplexity {sentence}")
     return picture, numbers
 
 

@@ -396,10 +396,12 @@ def _trained(path: str) -> Numbers:
     if config.has_thoughts:
         kind = {"variational": [], "langevin": ["Langevin"], "amortised": ["VAE"]}[config.inference]
         about = [f"N_z {config.num_latents}", *["shared"] * config.shared_latents, *kind]
+        choices = ("slow_grad", "noise", "fast_optimizer", "fast_schedule", "thought_control")
+        about += [str(value) for name in choices if (value := getattr(config, name)) != getattr(LTMConfig, name)]
     takes_steps = config.has_thoughts and config.inference != "amortised"
     return {
         "path": path,
-        "model": ", ".join([f"{config.num_hidden_layers} layers", *about]),
+        "model": ", ".join([f"{config.num_hidden_layers} layers of {config.hidden_size}", *about]),
         "recipe": result["recipe"],
         "text": [result["data_hash"], result["test"]["tokens"]],
         "estimator": result["test"]["protocol"]["estimator"],

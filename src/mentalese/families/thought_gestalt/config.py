@@ -125,6 +125,9 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
         self.require(
             in_pairs, "layers_per_turn", "attention_layout 'alternate' has layers in pairs: set an even number"
         )
+        has_reader = self.memory != "cross_attention" or bool(self.cross_layers) or self.seeded
+        remedy = "attention_layout 'alternate' reads the memory in every second layer, so set 2 or more, or seeding"
+        self.require(has_reader, "num_hidden_layers", remedy)
         reads = alternates or self.memory == "cross_attention"
         self.require(reads, "attention_layout", f"memory {self.memory!r} has no cross-attention, so set 'alternate'")
         self.require(0 <= self.vector_layer < layers, "sentence_layer", f"set a layer from 0 to {layers - 1}")

@@ -29,6 +29,7 @@ from mentalese.analyses.drawing import (
 from mentalese.errors import InputError, require
 from mentalese.files import read_json
 from mentalese.formatting import model_names, round_numbers
+from mentalese.registry import recipes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -183,13 +184,27 @@ def scaling(paths: list[str]) -> Drawing:
 
 
 def _sizes(paths: list[str]) -> tuple[str, dict[str, list[Numbers]], str]:
-    """Return the one of D and N that varies, points by model (the prefix of a recipe), and the reference model."""
+    """Return the one of D and N that varies, points by model, and the reference model.
+
+    A model is the prefix of its recipe; in the suite, where that is the task, it is the method.
+    """
+    tasks = {recipe.name.partition("/")[0] for recipe in recipes_of("suite")}
+
+    def named(recipe: str) -> str:
+        prefix, _, method = recipe.partition("/")
+        return method if prefix in tasks else prefix
+
     models: dict[str, list[Numbers]] = {}
+    kinds: dict[str, Numbers] = {}
     baselines = set()
     for path in paths:
         result = read_result(path)
         config, test = result["config"], result["test"]
-        baselines.add((config.get("baseline") or "").partition("/")[0])
+        name, fields = named(result["recipe"]), config["model"]
+        kind = {field: value for field, value in fields.items() if isinstance(value, str | bool)}
+        remedy = f"its model is of another kind than other runs of {name}, draw it in a figure of its own"
+        require(kinds.setdefault(name, kind) == kind, "the figure's path", path, remedy)
+        baselines.add(named(config.get("baseline") or ""))
         point = {
             "path": path,
             "D": result.get("train_tokens") or config["data"]["train_tokens"],
@@ -199,7 +214,7 @@ def _sizes(paths: list[str]) -> tuple[str, dict[str, list[Numbers]], str]:
             "text": result["data_hash"],
             "scored": [test.get("tokens"), test.get("bytes")],
         }
-        models.setdefault(result["recipe"].partition("/")[0], []).append(point)
+        models.setdefault(name, []).append(point)
     varying = [axis for axis in SIZES if any(len({p[axis] for p in points}) > 1 for points in models.values())]
     what = "both training tokens and parameters vary" if varying else "all sizes are the same"
     remedy = f"{what} among the runs of a model, use runs that differ in one of the two"
@@ -381,13 +396,13 @@ def _by_holder(saved: Saved, documents: int) -> Numbers:
         words = ["".join(trace.tokens[each.start : each.end]).split() for each in trace.thoughts]
         i = next((i for i, sentence in enumerate(words) if "?" in sentence), None)  # later ones may repeat its answer
         holder = None if i is None else _holder(words[:i], words[i])
-        if i is None or holder is None:  # another text's question
+        if i is None or holder is None or i < 2:  # another text's question, or one with nothing to tell apart
             continue
         holders.append(holder)
         asked = [token.strip() for token in trace.tokens].index("?", trace.thoughts[i].start)
         columns["influence (nats)"].append(influence(saved.model, trace.input_ids)[:i, asked + 1].tolist())
         columns["attention (share)"].append(trace.links["memory"][i, :i].tolist())
-    remedy = "it has no questions of builtin:recall, use --data builtin:recall"
+    remedy = "it has no questions of builtin:recall after two sentences or more, use --data builtin:recall"
     require(bool(holders), "the figure's source", saved.data.source, remedy)
     return {
         name: {

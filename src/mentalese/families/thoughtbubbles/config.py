@@ -46,7 +46,7 @@ class ThoughtbubblesConfig(LatentThoughtConfig):
     max_position_embeddings: Positive = 512
     fork_layers: tuple[NonNegative, ...] = ()
     layers_per_turn: Positive | None = None
-    budget: Annotated[float, Field(ge=1)] = 2.0
+    budget: Annotated[float, Field(ge=1, le=1e6)] = 2.0
     selection: Literal["block", "causal"] = "block"
     copies: Positive = 1
     readout: Literal["mixture", "residual", "residual_ln", "rightmost"] = "mixture"

@@ -175,11 +175,15 @@ def _other(path: str, saved: Saved, label: str) -> Saved:
 
 
 def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the unbroken stretch of each."""
+    """Return indices [n, WINDOW] of consecutive scored tokens, and the number of the unbroken stretch of each.
+
+    Stretches that have no window are not counted.
+    """
     place = np.flatnonzero(scored)
     stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
     cut = [stretch[: len(stretch) // WINDOW * WINDOW].reshape(-1, WINDOW) for stretch in stretches]
-    return np.concatenate(cut), np.repeat(np.arange(len(cut)), [len(part) for part in cut])
+    cut = [part for part in cut if len(part)]
+    return np.concatenate([*cut, np.zeros((0, WINDOW), dtype=int)]), np.repeat(np.arange(len(cut)), [*map(len, cut)])
 
 
 def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> Numbers:
@@ -410,8 +414,9 @@ def _approach(path: str, fields: Numbers, *, places: bool) -> str:
         return f"copy-{fields['copies']}"
     if not fields.get("fork_layers"):
         return "regular"
-    usual = {"selection": "block", "readout": "mixture", "thought_control": None}
-    others = [str(fields[name]) for name, value in usual.items() if fields.get(name, value) != value]
+    usual = {"selection": "block", "readout": "mixture", "thought_control": None, "score_scale": "head"}
+    usual |= {"rotation": "streams", "layers_per_turn": None}
+    others = [f"{name} {fields[name]}" for name, value in usual.items() if fields.get(name, value) != value]
     others += [f"forks before {' '.join(map(str, fields['fork_layers']))}"] if places else []
     return ", ".join([f"kappa = {fields.get('budget', 2.0):g}L", *others])
 
