@@ -56,8 +56,7 @@ def run(
     config = saved.model.config
     require_own_thoughts(config, "model", str(saved.path))
     saved = options.read_by(saved)
-    rows = max(2, saved.evaluation.batch_size)  # thoughts are swapped between them
-    saved = saved.scored_by(max_documents=options.documents, tokens="lexical", batch_size=rows)
+    saved = saved.scored_in_pairs(max_documents=options.documents, tokens="lexical")
     part = options.part(saved)
     store = saved.store(part, show=show)
     split, questions = store.splits[part], saved.layout.questions

@@ -106,6 +106,10 @@ class Saved:
         self.layout.check_evaluation(evaluation)
         return dataclasses.replace(self, evaluation=evaluation)
 
+    def scored_in_pairs(self, **protocol: Any) -> Saved:
+        """Return what `scored_by` does, with batches of two rows or more, between which thoughts can be swapped."""
+        return self.scored_by(batch_size=max(2, self.evaluation.batch_size), **protocol)
+
     def without_chat(self) -> Saved:
         """Return the model that continues prompts as they are, without its chat template, which it must have."""
         require(self.chat, "raw", True, f"prompts of {self.path} are not laid out by a chat template, remove it")

@@ -516,8 +516,7 @@ def products(paths: list[str], *, source: str | None = None, documents: int = AN
     Cells have the share of such answers for the longest questions, of those where it is not the right one; a guess has
     the share of one product among all.
     """
-    models = [_open(path, source, documents) for path in paths]
-    models = [m.scored_by(batch_size=max(2, m.evaluation.batch_size)) for m in models]  # latents change places in them
+    models = [_open(path, source, documents).scored_in_pairs() for path in paths]
     picture, (panels,) = canvas(1, len(models), 1 + 3.6 * len(models), 3.0)
     numbers: Numbers = {"split": _part(models[0], "test"), "models": []}
     for panel, saved, label in zip(panels, models, model_names(paths)):

@@ -9,7 +9,6 @@ Letters in shapes: M steps of a batch, of S tokens and c latents each; d hidden 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from mentalese.data.batch import Batch
 from mentalese.errors import require
 from mentalese.families.coconut.config import LatentsConfig
 from mentalese.models.backbone import attention_masks, attention_width, build_decoder, linear_weights
+from mentalese.models.build import context_length
 from mentalese.models.transformers_seam import attention_of
 from mentalese.nn.loss import linear_cross_entropy
 
@@ -44,9 +44,9 @@ class StepDecoder(nn.Module):
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """Return the states [M, S, d] that predict the tokens of steps, from latents [M, c, d] and tokens [M, S, d]."""
         inputs = torch.cat((latents.to(tokens.dtype), tokens[:, :-1]), dim=1)
-        most, columns = getattr(self.body.config, "max_position_embeddings", math.inf), inputs.shape[1]
+        most, columns = context_length(self.body.config), inputs.shape[1]
         remedy = f"the backbone reads at most {most} tokens; use shorter steps or a backbone of more positions"
-        require(columns <= most, "tokens of a written step with its latents", columns, remedy)
+        require(most is None or columns <= most, "tokens of a written step with its latents", columns, remedy)
         real = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)  # padding follows every step
         masks = attention_masks(self.body.config, real, real.cumsum(1) - 1, 0, inputs.dtype)
         output = self.body(inputs_embeds=inputs, attention_mask=masks, use_cache=False)

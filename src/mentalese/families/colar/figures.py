@@ -30,8 +30,7 @@ def compression(paths: list[str]) -> Drawing:
     """
     from mentalese.models.saved import load
 
-    models = [load(path) for path in paths]
-    models = [m.scored_by(max_documents=QUESTIONS, batch_size=max(2, m.evaluation.batch_size)) for m in models]
+    models = [load(path).scored_in_pairs(max_documents=QUESTIONS) for path in paths]
     if not any(saved.model.config.model_type == "colar" for saved in models):
         raise InputError(f"{paths[0]} has no compression factor: use a model of the family colar")
     picture, ((left, right),) = canvas(1, 2, 10, 3.8)

@@ -182,8 +182,8 @@ def _windows(scored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     place = np.flatnonzero(scored)
     stretches = np.split(place, np.flatnonzero(np.diff(place) > 1) + 1)
     cut = [stretch[: len(stretch) // WINDOW * WINDOW].reshape(-1, WINDOW) for stretch in stretches]
-    cut = [part for part in cut if len(part)]
-    return np.concatenate([*cut, np.zeros((0, WINDOW), dtype=int)]), np.repeat(np.arange(len(cut)), [*map(len, cut)])
+    numbers = np.repeat(np.arange(len(cut)), [len(part) for part in cut])
+    return np.concatenate(cut), np.unique(numbers, return_inverse=True)[1]
 
 
 def _binned(x: np.ndarray, y: np.ndarray, unit: np.ndarray) -> Numbers:
@@ -408,14 +408,16 @@ def sizes(paths: list[str]) -> Drawing:
 
 def _approach(path: str, fields: Numbers, *, places: bool) -> str:
     """Return the row of Table 1 for the `model` section of a recipe; with `places` also its fork layers."""
+    from mentalese.families.thoughtbubbles.config import ThoughtbubblesConfig
+
     if fields["model_type"] != "thoughtbubbles":
         raise InputError(f"{path} is a run of a {fields['model_type']} model: use runs of Thoughtbubbles")
     if fields.get("copies", 1) > 1:
         return f"copy-{fields['copies']}"
     if not fields.get("fork_layers"):
         return "regular"
-    usual = {"selection": "block", "readout": "mixture", "thought_control": None, "score_scale": "head"}
-    usual |= {"rotation": "streams", "layers_per_turn": None}
+    choices = ("selection", "readout", "thought_control", "score_scale", "rotation", "layers_per_turn")
+    usual = {name: getattr(ThoughtbubblesConfig, name) for name in choices}
     others = [f"{name} {fields[name]}" for name, value in usual.items() if fields.get(name, value) != value]
     others += [f"forks before {' '.join(map(str, fields['fork_layers']))}"] if places else []
     return ", ".join([f"kappa = {fields.get('budget', 2.0):g}L", *others])
