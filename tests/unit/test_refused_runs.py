@@ -88,3 +88,9 @@ def test_a_model_of_too_many_tensors_is_refused(
     monkeypatch.setattr("mentalese.models.build.MOST_TENSORS", 20)
     with pytest.raises(InputError, match="more than 20 tensors of weights"):
         build_model({"model_type": "gpt2", "n_layer": 4, "n_embd": 8, "n_head": 2}, tokenizer, 0)
+
+
+def test_a_decoder_whose_heads_cannot_share_keys_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 4}
+    with pytest.raises(InputError, match=r"model.num_key_value_heads is 4: set a divisor of num_attention_heads \(6\)"):
+        build_model(sizes, tokenizer, 0)

@@ -16,7 +16,7 @@ from mentalese.data.tokenizers import space_id, special_token_ids
 from mentalese.errors import InputError, require
 from mentalese.model_fields import config_class
 from mentalese.models.base import LanguageModel, as_model
-from mentalese.models.config import MOST_TENSORS, check_fields
+from mentalese.models.config import MOST_TENSORS, check_fields, check_key_heads
 from mentalese.recipe import Fields, Recipe
 
 
@@ -35,12 +35,14 @@ def build_config(fields: Fields, tokenizer: PreTrainedTokenizerBase) -> PreTrain
     known = special_token_ids(tokenizer) | {"space_token_id": space_id(tokenizer)}
     special = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
     try:
-        return cls(**({"vocab_size": len(tokenizer)} | special | values))
+        config = cls(**({"vocab_size": len(tokenizer)} | special | values))
     except InputError:
         raise
     except Exception as error:  # configs of other projects raise errors of many types
         cause = error.__cause__ if isinstance(error.__cause__, InputError) else error
         raise InputError(f"model: {' '.join(str(cause).split())}") from error
+    check_key_heads("model", config)
+    return config
 
 
 def build_model(fields: Fields, tokenizer: PreTrainedTokenizerBase, seed: int) -> LanguageModel:

@@ -196,14 +196,21 @@ def decoder_config(where: str, fields: Fields) -> PreTrainedConfig:
         raise InputError(f"{where}: {' '.join(str(error).split())}") from error
     has_heads = all(hasattr(config, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     require(has_heads, field, kind, "it has no attention, use one that has (gpt2, llama)")
-    heads, keys = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    remedy = f"set a divisor of num_attention_heads ({heads})"
-    require(keys is None or heads % keys == 0, f"{where}.num_key_value_heads", keys, remedy)
+    check_key_heads(where, config)
     is_mixed = any(hasattr(config, name) for name in ("layers_block_type", "block_types"))
     require(not is_mixed, field, kind, "some layers are not attention, use another (gpt2, llama)")
     is_only_decoder = not (config.is_encoder_decoder or reads_later_tokens(config))
     require(is_only_decoder, field, kind, "it is not only a decoder, use one that is (gpt2, llama)")
     return config
+
+
+def check_key_heads(where: str, config: PreTrainedConfig) -> None:
+    """Raise `InputError` if the heads of queries cannot share the heads of keys evenly."""
+    keys = getattr(config, "num_key_value_heads", None)
+    if keys is not None:
+        heads = config.num_attention_heads
+        remedy = f"set a divisor of num_attention_heads ({heads})"
+        require(heads % keys == 0, f"{where}.num_key_value_heads", keys, remedy)
 
 
 def reads_later_tokens(config: PreTrainedConfig) -> bool:
