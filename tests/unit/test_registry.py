@@ -82,6 +82,17 @@ def test_every_family_says_what_it_is() -> None:
         assert family.description
 
 
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", sorted(registry.MODELS.keys() - {"gpt2_gist"}))  # fields of transformers' GPT-2
+def test_a_size_below_1_is_refused_by_every_config(kind: str, size: str) -> None:
+    for value in (0, -1):
+        with pytest.raises(InputError, match=size):
+            AutoConfig.for_model(kind, **{size: value})
+
+
 def test_auto_classes_know_the_model_of_every_family() -> None:
     for family in families().values():
         for model_type, (_, model) in family.classes.items():

@@ -16,7 +16,7 @@ from mentalese.models.anywhere import NotCopied
 from mentalese.nn.controls import ThoughtControl
 from mentalese.recipe import Fields
 from mentalese.registry import MODELS, load
-from mentalese.values import checked
+from mentalese.values import NonNegative, NonNegativeNumber, Positive, checked
 
 MOST_TENSORS = 50_000
 """Tensors of weights that a model may have: a step runs several kernels for each tensor."""
@@ -75,11 +75,11 @@ class LatentThoughtConfig(NotCopied, PreTrainedConfig):
     """
 
     model_type = "latent_thought_base"
-    vocab_size: int = 0
-    hidden_size: int = 64
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    initializer_range: float = 0.02
+    vocab_size: NonNegative = 0
+    hidden_size: Positive = 64
+    num_hidden_layers: Positive = 2
+    num_attention_heads: Positive = 4
+    initializer_range: NonNegativeNumber = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
     thought_control: ThoughtControl | None = None

@@ -54,7 +54,7 @@ class ThoughtGestaltConfig(LatentThoughtConfig):
     model_type = "thought_gestalt"
 
     vocab_size: int = 50_260
-    hidden_size: int = 768
+    hidden_size: Positive = 768
     num_hidden_layers: Positive = 12
     num_attention_heads: Positive = 12
     intermediate_size: Positive | None = None
