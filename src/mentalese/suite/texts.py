@@ -318,7 +318,7 @@ def gestalt_table(size: float, suffix: str) -> SuiteTask:
         suffix: `340k` or `1.3m`.
     """
     name = f"table2-{suffix}"
-    length = {"tokens": int(50_000_000 * size), "eval_every": 500, "keep_checkpoints": 1}
+    length = {"tokens": int(50_000_000 * size), "eval_every": 500, "keep_checkpoints": 1, "precision": "fp32"}
     changes: dict[str, Any] = {"name": name, "baseline": None, "data": {"source": OPENSTAX}, "train": length}
     reading = gestalt_recipe(suffix).replace(**changes, layout={"max_sentences": 60})
     packed = gpt2_recipe(suffix).replace(**changes)
