@@ -528,6 +528,13 @@ def test_bad_input_is_refused_before_anything_starts(arguments: dict[str, Any], 
         Schedule.of(trials=1, tune_seeds=7)
 
 
+def test_trials_are_about_the_rate_of_a_task() -> None:
+    schedule, name = Schedule.of(), "optimizer.learning_rate"
+    assert schedule.tuned_fields(SUITE["topics"](1.0)) == {name: ["0.001", "0.0025", "0.0063"]}
+    assert schedule.tuned_fields(SUITE["table2-340k"](1.0)) == {name: ["0.0016", "0.004", "0.01"]}
+    assert Schedule.of(trials=1).tuned_fields(SUITE["topics"](1.0)) is None
+
+
 def test_the_demo_scores_what_it_trains_on() -> None:
     for shown in DEMO.values():
         assert shown.recipe.data.source == f"builtin:{shown.task.spec}"

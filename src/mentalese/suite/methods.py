@@ -9,6 +9,9 @@ from typing import Any, Literal
 from mentalese.families.baselines.recipes import gpt2_rope, initial_weights, llama
 from mentalese.recipe import Recipe
 
+RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
+"""Learning rates that most tasks try, in this order."""
+
 Role = Literal["mechanism", "twin", "control", "other"]
 Model = dict[str, Any]
 """The `model` of a recipe: `model_type` and fields of its config."""
@@ -46,6 +49,7 @@ class SuiteTask:
             from which no thoughts are inferred.
         solved: the share of the gap from which on a seed has found what the task is about.
         pays_ends: on a corpus, ends of documents and sentences count for the score.
+        rates: learning rates in the order of trials; a range is extended if the best one is at its edge.
     """
 
     name: str
@@ -54,6 +58,7 @@ class SuiteTask:
     scored: Literal["all", "answers", "second half"] = "all"
     solved: float = 0.9
     pays_ends: bool = True
+    rates: tuple[float, ...] = RATES
 
     @property
     def is_corpus(self) -> bool:

@@ -19,11 +19,9 @@ from mentalese.evaluation.statistics import confidence_of
 from mentalese.files import check_page, read_json, sealed, write_json, write_text
 from mentalese.html import render
 from mentalese.suite.judge import Judged, judge, undecided, verdict
-from mentalese.suite.methods import Method, SuiteTask
+from mentalese.suite.methods import RATES, Method, SuiteTask
 from mentalese.suite.recipes import DEFAULT, SUITE
 
-RATES = (1e-3, 2.5e-3, 6.3e-3, 4e-4, 1.6e-2)
-"""Learning rates in the order in which trials take them; a range is extended if the best one is at its edge."""
 VERSION = 4
 """Version of `suite.json`; one of another version is written again."""
 
@@ -33,11 +31,11 @@ class Schedule:
     """Numbers of runs of every method.
 
     Attributes:
-        rates: learning rates that are tried, with `tune_seeds` runs each; none: each method has its own.
+        trials: learning rates that are tried, with `tune_seeds` runs each; with 1 each method has its own.
         looks: runs after tuning: of the first look at a task, and of each later one.
     """
 
-    rates: tuple[float, ...]
+    trials: int
     tune_seeds: int
     looks: tuple[int, ...]
 
@@ -46,11 +44,11 @@ class Schedule:
         require(1 <= trials <= len(RATES), "trials", trials, f"use 1 to {len(RATES)}")
         require(trials > 1 or tune_seeds == 3, "tune_seeds", tune_seeds, "with one trial nothing is tuned: remove it")
         looks = LOOKS if seeds is None else (seeds,)
-        return cls(tuple(sorted(RATES[:trials])), tune_seeds, looks) if trials > 1 else cls((), 1, looks)
+        return cls(trials, tune_seeds if trials > 1 else 1, looks)
 
-    @property
-    def tuned_fields(self) -> dict[str, list[str]] | None:
-        return {"optimizer.learning_rate": [f"{rate:g}" for rate in self.rates]} if self.rates else None
+    def tuned_fields(self, task: SuiteTask) -> dict[str, list[str]] | None:
+        rates = sorted(task.rates[: self.trials])
+        return {"optimizer.learning_rate": [f"{rate:g}" for rate in rates]} if self.trials > 1 else None
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,13 @@ def next_look(task: SuiteTask, judged: Judged | None, out: Path, schedule: Sched
         if not mechanisms or not more:
             return None
         part, seeds = replace(task, methods=_with_rivals(task, mechanisms)), more[0]
-    counts = {method.recipe.name: count_method(method, out / task.name, seeds, schedule) for method in part.methods}
+    counts = {method.recipe.name: count_method(task, method, out, seeds, schedule) for method in part.methods}
     return Look(part, seeds, len(mechanisms), counts)
 
 
-def count_method(method: Method, folder: Path, seeds: int, schedule: Schedule) -> RunCounts:
-    fields, tune_seeds = schedule.tuned_fields, schedule.tune_seeds
-    return count_runs(method.recipe, folder, seeds, tuned_fields=fields, tune_seeds=tune_seeds)
+def count_method(task: SuiteTask, method: Method, out: Path, seeds: int, schedule: Schedule) -> RunCounts:
+    fields, tune_seeds = schedule.tuned_fields(task), schedule.tune_seeds
+    return count_runs(method.recipe, out / task.name, seeds, tuned_fields=fields, tune_seeds=tune_seeds)
 
 
 def most_to_gain(looks: Sequence[Look]) -> Look:
@@ -146,7 +144,7 @@ def run_suite(
                 [method.recipe for method in part.methods],
                 out / task.name,
                 seeds=count,
-                tuned_fields=schedule.tuned_fields,
+                tuned_fields=schedule.tuned_fields(task),
                 tune_seeds=schedule.tune_seeds,
                 jobs=jobs,
                 executor=executor,
@@ -287,7 +285,7 @@ def _status(task: SuiteTask, judged: Judged | None, out: Path, schedule: Schedul
     still_open = len(methods.intersection(undecided(judged))) if judged else 0
     for method in task.methods:
         if method.recipe.name not in counts:
-            counts[method.recipe.name] = count_method(method, out / task.name, schedule.looks[-1], schedule)
+            counts[method.recipe.name] = count_method(task, method, out, schedule.looks[-1], schedule)
     return TaskStatus(
         task=task.name,
         finished=sum(counts[name].finished for name in looked_at),
