@@ -82,13 +82,10 @@ def test_every_family_says_what_it_is() -> None:
         assert family.description
 
 
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["hidden_size", "num_hidden_layers", "num_attention_heads", "initializer_range"])
 @pytest.mark.parametrize("kind", sorted(registry.MODELS.keys() - {"gpt2_gist"}))  # fields of transformers' GPT-2
 def test_a_size_below_1_is_refused_by_every_config(kind: str, size: str) -> None:
-    for value in (0, -1):
+    for value in (0, -1) if size != "initializer_range" else (-0.02,):  # initial weights may be 0
         with pytest.raises(InputError, match=size):
             AutoConfig.for_model(kind, **{size: value})
 
