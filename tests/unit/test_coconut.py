@@ -95,10 +95,10 @@ def test_a_ragged_batch_and_its_gradients_match_the_plain_model(backbone: str, f
 
 @pytest.mark.parametrize("mode", ["coconut", "agclr", "pause"])
 def test_the_loss_is_the_plain_one(mode: str) -> None:
-    """Of rows by themselves: a batch weighs rows by their targets."""
-    model = made(mode=mode)
+    """Of rows by themselves: a batch weighs rows by their targets, which follow the end marker."""
+    model = made(mode=mode, latent_start_token_id=START, latent_end_token_id=END)
     for row, question in zip(map(torch.tensor, ROWS), (3, 6, 1, 6)):
-        labels = torch.where(torch.arange(len(row)) < question, IGNORED, row)
+        labels = torch.where(torch.arange(len(row)) <= int((row == END).nonzero()), IGNORED, row)
         output = model.training_loss({"input_ids": row[None], "labels": labels[None]})
         torch.testing.assert_close(output.loss, plain_of(model).loss(row, question), atol=1e-5, rtol=1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mentalese.families.coconut.config import CoconutConfig
 from mentalese.families.coconut.model import CoconutForCausalLM
 from mentalese.families.coconut.plain import Coconut
 from mentalese.families.coconut.questions import QuestionSteps
+from mentalese.models.build import build_model
 from mentalese.nn.loss import IGNORED
 from mentalese.training.loop import train
 from pretended_device import DEVICE, PretendedDevice
@@ -250,6 +252,29 @@ def test_a_batch_has_the_steps_that_latents_stand_for(layout: QuestionSteps, per
     read = QuestionAnswer.assemble(layout, split, rows, tokenizer)
     assert all(torch.equal(read[name], found[name]) for name in read)
     assert "steps" not in layout.assemble(split, rows, tokenizer, "lexical")
+
+
+@pytest.mark.parametrize(("stage", "replaced"), [(1, {1}), (3, {1, 2, 3})])
+def test_the_loss_of_a_layouts_row_is_the_plain_one(stage: int, replaced: set[int], corpus: Path) -> None:
+    """With two latents a step, and fewer or more steps than the four latents of the last stage."""
+    recipe = shrink(get_recipe("coconut/tiny-sim-cot"), corpus)
+    layout = QuestionSteps(stage=stage, stages=2, latents_per_step=2)
+    store, tokenizer = prepare(recipe.data, layout, show=False)
+    split = store.splits["train"]
+    model = build_model(recipe.model, tokenizer, seed=0).eval()
+    assert isinstance(model, CoconutForCausalLM)
+    plain = sharing(Coconut(model.config), model)
+    seen = set()
+    for row in range(12):
+        rows = layout.training_rows(split, np.random.default_rng(0))[np.array([row])]
+        batch = layout.assemble(split, rows, tokenizer)
+        start, target, rest = (int(bounds[0]) for bounds in (rows.start, rows.target, rows.rest))
+        bounds = [bound for bound in split.segments.tolist() if target <= bound <= rest]
+        steps = [torch.from_numpy(split.tokens[a:b].astype(np.int64)) for a, b in pairwise(bounds)]
+        expected = model.training_loss(batch).loss
+        torch.testing.assert_close(plain.loss(batch["input_ids"][0], target - start, steps, 2), expected)
+        seen.add(len(steps))
+    assert seen == replaced
 
 
 def test_a_trained_coconut_continues_with_a_step_decoder(corpus: Path, tmp_path: Path) -> None:

@@ -39,20 +39,25 @@ class Coconut(nn.Module):
         """Return logits [length, vocabulary] of a row [length]."""
         return output_head_of(self.backbone)(self.hidden_states(row))
 
-    def loss(self, row: Tensor, question: int, steps: Sequence[Tensor] = ()) -> Tensor:
-        """Return the mean cross-entropy of a row [length] after its question; a latent is never a target.
+    def loss(self, row: Tensor, question: int, steps: Sequence[Tensor] = (), latents_per_step: int = 1) -> Tensor:
+        """Return the mean cross-entropy of a row [length] after its question; latents and markers are never targets.
 
         Args:
             row: question, start marker, latents, end marker, remaining steps, answer.
             question: number of tokens in the question.
-            steps: the written steps that latents replace; only for a model with a step decoder (L_step, SIM-CoT).
+            steps: the written steps that latents replace; only for a model with a step decoder (L_step, SIM-CoT). The
+                last latents predict all steps that are left.
+            latents_per_step: c, the number of latents that replace one step.
         """
-        is_latent = torch.eq(row, self.latent)
-        targets = row.masked_fill(is_latent, -100)[1:]
+        config = self.config
+        markers = [config.latent_start_token_id, config.latent_end_token_id]
+        given = torch.tensor([self.latent, *(token for token in markers if token is not None)])
+        targets = row.masked_fill(torch.isin(row, given), -100)[1:]
         loss = F.cross_entropy(self(row)[question - 1 : -1], targets[question - 1 :])
-        if steps:
-            latents_per_step = int(is_latent.sum()) // len(steps)
-            loss = loss + self.config.step_weight * self.step_nll(row, steps, latents_per_step).mean()
+        groups = min(len(steps), int((row == self.latent).sum()) // latents_per_step)
+        if groups:
+            replaced = [*steps[: groups - 1], torch.cat([*steps[groups - 1 :]])]
+            loss = loss + config.step_weight * self.step_nll(row, replaced, latents_per_step).mean()
         return loss
 
     def hidden_states(self, row: Tensor) -> Tensor:
