@@ -77,16 +77,15 @@ class Codi(nn.Module):
     def states(self, row: Tensor) -> list[Tensor]:
         """Return the hidden states [length, hidden] of a row after each layer; the last ones include the final norm."""
         inputs: list[Tensor] = []
-        embed = self.backbone.get_input_embeddings()
+        embed, latent = self.backbone.get_input_embeddings(), self.config.latent_token_id
         if self.config.parallel_passes is not None:  # PCCoT, see Coconut
             inputs = [*embed(row)]
             for _ in range(self.config.parallel_passes):
                 thoughts = self.projection(self._layers(inputs)[-1])
-                is_latent = torch.eq(row, self.config.latent_token_id or -1).tolist()
-                inputs = [thoughts[i - 1] if latent else embed(row[i]) for i, latent in enumerate(is_latent)]
+                inputs = [thoughts[i - 1] if token == latent else embed(token) for i, token in enumerate(row)]
             return self._layers(inputs)
         for token in row:
-            if token == self.config.latent_token_id:
+            if token == latent:
                 inputs.append(self.projection(self._layers(inputs)[-1][-1]))
             else:
                 inputs.append(embed(token))
