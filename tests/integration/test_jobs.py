@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -93,6 +93,17 @@ def test_the_time_left_does_not_count_what_an_earlier_call_did(
     monkeypatch.setattr(jobs_module, "progress", recorded)
     run_jobs([first, second], count=1)
     assert (bar.start, bar.total) == (1.0, 2)
+
+
+def test_a_gain_of_rounding_is_not_progress(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3 + 0.2 + 0.1 is 0.6, and 0.3 + (0.2 + 0.1) more than that."""
+    begun = dict(zip([job.folder for job in jobs(corpus, tmp_path, 3)], [0.3, 0.2, 0.1]))
+    bar, gained = Progress("", 0, 0), list[float]()
+    monkeypatch.setattr(bar, "update", lambda done, note: gained.append(done - bar.start))
+    monkeypatch.setattr(jobs_module, "progress", lambda *_, show: nullcontext(bar))
+    monkeypatch.setattr(jobs_module, "_share", lambda job: begun[job.folder])
+    run_jobs(jobs(corpus, tmp_path, 3), count=1)
+    assert gained[0] == 0
 
 
 def test_a_validation_does_not_hide_how_far_a_run_is(tmp_path: Path, corpus: Path) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import heapq
 import itertools
 import json
+import math
 import os
 import queue
 import signal
@@ -165,7 +166,7 @@ def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> 
             while running or work.waiting:
                 added = range(len(before), len(work.jobs))
                 before += [1.0 if i in work.results else _share(work.jobs[i]) for i in added]
-                bar.total, bar.start = len(work.jobs), sum(before)
+                bar.total, bar.start = len(work.jobs), math.fsum(before)
                 while len(running) < count and work.waiting:
                     index = work.take()
                     job = work.jobs[index]
@@ -173,7 +174,9 @@ def _run(work: _Work, executor: Processes | Cluster, count: int, show: bool) -> 
                     running[index] = executor.submit(order, job.folder.parent / "submitit")
                 shares = [(work.jobs[index], _share(work.jobs[index])) for index in running]
                 names = ", ".join(f"{job.recipe.name} {job.folder.name} {share:.0%}" for job, share in shares)
-                done = len(work.results) + sum(share for _, share in shares) + sum(before[i] for _, i in work.waiting)
+                # `fsum`: a gain of mere rounding would give an endless time left.
+                waiting = [before[i] for _, i in work.waiting]
+                done = math.fsum([len(work.results), *(share for _, share in shares), *waiting])
                 bar.update(done, f"{len(work.results)} of {bar.total} done  {names}")
                 for index in [index for index, training in running.items() if training.done()]:
                     work.finish(index, _result(work.jobs[index], executor.outcome(running.pop(index))))
