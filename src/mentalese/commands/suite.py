@@ -28,7 +28,7 @@ class Options:
         tune_seeds: runs of each of these rates, whose mean likelihood decides.
         seeds: runs per method after tuning; not set: 5, and for mechanisms that are not decided against their twin and
             controls 10, 15 and 20. Decided: the 98.75% interval (95% if this is set) excludes zero, or is narrower than
-            10% of the gap.
+            10% of the gap (of texts 0.5% of the first method's bits; on questions of ten seeds or more).
         jobs: trainings at once, each in a process with one thread or one GPU.
         size: scales width, text and questions.
         executor: sends trainings to a cluster, --jobs at once: slurm:timeout_min=60,slurm_partition=NAME, or local; all
