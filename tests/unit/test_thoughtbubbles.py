@@ -372,6 +372,28 @@ def test_controls_have_only_scores_or_only_a_constant() -> None:
         assert bool(made.fork_decisions["1"].decide.weight.grad.any()) != constant
 
 
+@pytest.mark.parametrize("rows", [3, 8, 24])
+def test_equal_scores_keep_their_forks(rows: int) -> None:
+    """The float32 mean of many times 3 log(1/2), the threshold of the third fork, is above it."""
+    torch.manual_seed(0)
+    made = ThoughtbubblesForCausalLM(config(selection="causal", budget=2.0, thought_control="removed")).train()
+    for _ in range(3):
+        made.training_loss(batch(text(rows=rows)))
+        made.after_step()
+        counts = made.encode(text(rows=rows)).streams.counts
+        assert counts.sum(1).eq(24).all()
+
+
+def test_equal_scores_keep_their_forks_in_the_plain_model() -> None:
+    torch.manual_seed(0)
+    plain = Thoughtbubbles(config(selection="causal", budget=2.0))
+    for decision in plain.fork_decisions.values():
+        torch.nn.init.zeros_(decision.decide.weight)
+    plain.loss(text())
+    with torch.no_grad():
+        assert len(plain.read(text()[0], "causal").token) == 24
+
+
 def test_without_room_for_forks_no_threshold_is_needed() -> None:
     made = ThoughtbubblesForCausalLM(config(selection="causal", budget=1.0)).eval()
     assert made.encode(text()).streams.counts.eq(1).all()
@@ -602,6 +624,13 @@ def test_block_wise_generation_reads_all_for_each_token() -> None:
 def test_cache_is_refused_if_later_tokens_change_streams() -> None:
     made = model()
     with pytest.raises(InputError, match="so a new token may change earlier streams"):
+        made(text(), past_key_values=made.new_cache())
+
+
+def test_cache_is_refused_if_rows_swap_their_decisions() -> None:
+    """A place in a row has another token in another row, and another number in a piece of the text."""
+    made = model(selection="causal", thought_control="swapped")
+    with pytest.raises(InputError, match="rows fork different tokens"):
         made(text(), past_key_values=made.new_cache())
 
 

@@ -25,6 +25,7 @@ LOWEST = -20.0  # smallest log probability of a decision
 UNKNOWN = 1.0  # threshold before training: not a log probability
 CALIBRATION = 0.02  # step size of thresholds, as a share of the distance to the batch's threshold
 FOLLOWING = 0.3  # the same if training selects by the threshold, which must then follow the scores
+ROUNDING = 1e-5  # share of a threshold by which a score may miss it: a mean of equal scores is not quite that score
 
 
 @dataclass
@@ -127,6 +128,7 @@ class ForkDecision(nn.Module):
 
     `threshold` is the running mean of the lowest log score in the top-k (ours). It moves only between steps, so that it
     is the same for all micro-batches and ranks of a step and does not depend on the tokens of that step.
+    Under transformers' own `Trainer` it moves after each micro-batch.
     """
 
     threshold: Tensor

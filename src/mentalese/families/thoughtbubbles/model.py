@@ -3,7 +3,7 @@
 The paper chooses the streams of a whole text at once (`selection` = `block`): a later token can take a stream from an
 earlier one, so one pass is *not* an autoregressive likelihood. Every score is labelled with its estimator
 (`estimators`). `selection` = `causal` replaces the top-k by one threshold per layer, which earlier steps of training
-estimate. It meets the budget on average and does not depend on other tokens, so one pass is the likelihood, also in
+estimate, within the budget of the tokens so far. No later token matters then, so one pass is the likelihood, also in
 training, and decoding can be cached.
 
 Sections and equations are the paper's. Letters in shapes: B rows of L tokens, N or K streams, d hidden size.
@@ -22,7 +22,15 @@ from transformers import initialization as init
 
 from mentalese.data.batch import Batch, send
 from mentalese.errors import InputError
-from mentalese.families.thoughtbubbles.blocks import CALIBRATION, FOLLOWING, UNKNOWN, Block, ForkDecision, StreamState
+from mentalese.families.thoughtbubbles.blocks import (
+    CALIBRATION,
+    FOLLOWING,
+    ROUNDING,
+    UNKNOWN,
+    Block,
+    ForkDecision,
+    StreamState,
+)
 from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesConfig
 from mentalese.families.thoughtbubbles.forking import (
     Candidates,
@@ -84,8 +92,11 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     @property
     def limits(self) -> Limits:
+        cache = None if self.config.causal else "selection is 'block', so a new token may change earlier streams"
+        if self.config.thought_control == "swapped" and self.config.fork_layers:
+            cache = "thought_control is 'swapped', and rows fork different tokens"
         return Limits(
-            cache=None if self.config.causal else "selection is 'block', so a new token may change earlier streams",
+            cache=cache,
             static_cache="a token has as many keys as streams, and these differ",
             token_states="readout is 'mixture', which mixes the predictions of several states" if self.mixes else None,
             loss="the thresholds of the causal selection" if self.config.fork_layers else None,
@@ -277,7 +288,8 @@ class ThoughtbubblesForCausalLM(LatentThoughtModel[Encoding]):
 
     def _select_causal(self, streams: Streams, merit: Tensor, layer: int, cache: ThoughtCache | None) -> Tensor:
         """Return the candidates that reach the threshold, while the text so far is within its budget."""
-        keep = ((merit >= self.decisions[layer].threshold) & (merit > -math.inf)) | (merit == math.inf)
+        threshold = self.decisions[layer].threshold * (1 + ROUNDING)  # lower: it is negative
+        keep = ((merit >= threshold) & (merit > -math.inf)) | (merit == math.inf)
         state = {} if cache is None else cache.state
         used = state.get(f"kept.{layer}", torch.zeros_like(streams.before))
         tokens = streams.before + torch.arange(1, streams.counts.shape[1] + 1, device=merit.device)

@@ -24,6 +24,7 @@ from mentalese.families.thoughtbubbles.config import NORM_EPS, ThoughtbubblesCon
 
 LOWEST = -20.0  # smallest log-probability of a decision
 UNKNOWN = 1.0  # threshold before training, which no log-probability reaches
+ROUNDING = 1e-5  # share of a threshold by which a score may miss it: a mean of equal scores is not quite that score
 
 
 @dataclass
@@ -170,8 +171,9 @@ class ForkDecision(nn.Module):
     def select_causal(self, candidates: Streams, merit: Tensor, length: int) -> Tensor:
         """Return indices of candidates that reach the threshold, within the budget of the tokens so far (ours)."""
         selected: list[Tensor] = []
+        reaches = candidates.own | (merit >= self.threshold * (1 + ROUNDING))
         for token in range(length):
-            good = ((candidates.token == token) & (candidates.own | (merit >= self.threshold))).nonzero()[:, 0]
+            good = ((candidates.token == token) & reaches).nonzero()[:, 0]
             room = self.config.streams(token + 1) - sum(map(len, selected))
             selected.append(good[best(merit[good], room)])
         return torch.cat(selected)
