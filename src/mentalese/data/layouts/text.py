@@ -123,7 +123,7 @@ class SentenceStreams(Layout):
     Attributes:
         max_sentences: sentences per stream at most (Thought Gestalt's S).
         tokens_per_batch: lexical tokens per optimiser step, over all ranks.
-        bucket_width: streams are grouped by their number of sentences in buckets of this width (the release's: 20).
+        bucket_width: streams are grouped by their number of sentences in buckets of this width.
     """
 
     max_sentences: Positive = 30

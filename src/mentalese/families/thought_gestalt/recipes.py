@@ -100,8 +100,9 @@ RELEASE = by_data(50).replace(
     name="thought_gestalt/release-50m",
     description="as the authors' release: unit vectors, SwiGLU, dropout by optimiser steps, 50 million tokens",
     model=RELEASED_HEAD | {"activation": "swiglu", "layer_norm_eps": 1e-6},
-    layout={"bucket_width": 20},
+    layout={"bucket_width": 1},  # about a sentence: there it is 20 tokens
     optimizer={"warmup": 0.004},
+    train={"early_stopping_patience": None},
     phases=(EOS_PHASE, *CURRICULUM, *dropout_phases(0.15, 0.15, half=2_000, full=7_000, clock="steps")),
     paper=None,
 )
