@@ -392,6 +392,23 @@ def test_padding_is_inert_with_or_without_a_mask() -> None:
     torch.testing.assert_close(logits(model, holes)[real], logits(model, row), **CLOSE)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_a_word_behind_padding_has_its_loss_and_no_surprisal(training: bool) -> None:
+    """The last token before the padding predicts it; the column before it, which a trace shows, does not."""
+    model, row = make(), stream(3, 2)
+    model.train(training)
+    labels = torch.tensor([[*row[:2], PAD, *row[2:]]])
+    ids, labels = labels, labels.masked_fill((labels == PAD) | (labels == BOS), -100)
+    loss = model(ids, attention_mask=(ids != PAD).long(), labels=labels).loss
+    torch.testing.assert_close(loss, model(ids, labels=labels).loss)
+    whole = torch.tensor([row])
+    torch.testing.assert_close(loss, model(whole, labels=whole.masked_fill(whole == BOS, -100)).loss, **CLOSE)
+    [trace] = model.eval()(ids, output_thoughts=True).thoughts
+    [expected] = model(whole, output_thoughts=True).thoughts
+    assert trace.scores["surprisal"][:4].isnan().tolist() == [True, False, True, True]
+    torch.testing.assert_close(trace.scores["surprisal"][4:], expected.scores["surprisal"][3:], equal_nan=True, **CLOSE)
+
+
 def test_empty_memory_adds_exactly_nothing() -> None:
     model = make()
     first = stream(4)
@@ -875,6 +892,12 @@ def test_a_fresh_model_has_open_gates_and_small_residual_maps() -> None:
 def test_unbalanced_markers_are_refused_by_row_and_position(rows: list[list[int]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()(batch_of(*rows)["input_ids"])
+
+
+@pytest.mark.parametrize("row", [[5, *stream(2)], [*stream(2), 7], [*stream(2), EOS], [BOS, 5, BOS, 6]], ids=str)
+def test_the_plain_model_refuses_unbalanced_markers_too(row: list[int]) -> None:
+    with pytest.raises(ValueError, match="row 0: markers of sentences are unbalanced"):
+        ThoughtGestalt(make().config).sentences(torch.tensor([row]))
 
 
 def test_what_cannot_be_read_is_refused() -> None:

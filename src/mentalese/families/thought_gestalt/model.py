@@ -445,10 +445,15 @@ class ThoughtGestaltForCausalLM(LatentThoughtModel[ThoughtGestaltEncoded]):
         return self._cross_entropy(hidden, targets, labels, self.target_weights({"labels": labels}))[0]
 
     def predicted_tokens(self, encoded: ThoughtGestaltEncoded, input_ids: Tensor, real: Tensor) -> Tensor:
-        """See `LatentThoughtModel.predicted_tokens`: tokens that follow another one of their sentence."""
+        """See `LatentThoughtModel.predicted_tokens`: tokens directly after another one of their sentence."""
         assert encoded.sentences is not None  # traces are of whole texts
         scored = torch.zeros(input_ids.numel(), dtype=torch.bool, device=input_ids.device)
-        return scored.index_fill(0, encoded.sentences.pairs(scored.device)[1], True).view_as(input_ids)
+        predicting, targets = encoded.sentences.pairs(scored.device)
+        return scored.index_fill(0, targets[targets == predicting + 1], True).view_as(input_ids)
+
+    def predictable(self, labels: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+        """Return the labels [B, L]: after padding inside a sentence, its last token before that predicts."""
+        return labels
 
     def fill(self, traces: list[ThoughtTrace], encoded: ThoughtGestaltEncoded, real: Tensor) -> None:
         """Add sentence vectors and the attention to them, if there is cross-attention.

@@ -134,10 +134,12 @@ class ThoughtGestalt(nn.Module):
         count = int((rows == config.sentence_start_token_id).sum(1).max())
         ids = rows.new_full((len(rows), count, config.max_sentence_tokens + 3), config.pad_token_id)
         for row, tokens in enumerate(rows):
-            k = place = -1
+            k, place, ended = -1, 0, True
             for token in tokens[tokens != config.pad_token_id].tolist():
-                k, place = (k + 1, 0) if token == config.sentence_start_token_id else (k, place + 1)
-                ids[row, k, place] = token
+                if ended != (token == config.sentence_start_token_id):
+                    raise ValueError(f"row {row}: markers of sentences are unbalanced at {token}")
+                k, place = (k + 1, 0) if ended else (k, place + 1)
+                ids[row, k, place], ended = token, token == config.sentence_end_token_id
         return ids
 
     def embedded(self, ids: Tensor, vectors: list[Tensor], token_dropout: float) -> Tensor:
