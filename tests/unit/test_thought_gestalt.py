@@ -397,8 +397,8 @@ def test_a_word_behind_padding_has_its_loss_and_no_surprisal(training: bool) -> 
     """The last token before the padding predicts it; the column before it, which a trace shows, does not."""
     model, row = make(), stream(3, 2)
     model.train(training)
-    labels = torch.tensor([[*row[:2], PAD, *row[2:]]])
-    ids, labels = labels, labels.masked_fill((labels == PAD) | (labels == BOS), -100)
+    ids = torch.tensor([[*row[:2], PAD, *row[2:]]])
+    labels = ids.masked_fill((ids == PAD) | (ids == BOS), -100)
     loss = model(ids, attention_mask=(ids != PAD).long(), labels=labels).loss
     torch.testing.assert_close(loss, model(ids, labels=labels).loss)
     whole = torch.tensor([row])
